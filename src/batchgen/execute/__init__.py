@@ -1,0 +1,1 @@
+"""Carries a plan out: loading, moving, stages, workers, recovery."""

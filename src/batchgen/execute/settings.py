@@ -1,0 +1,60 @@
+"""What a worker is told before its first window. Plain values: it crosses a process boundary, and building it loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from batchgen.jobs import Job
+from batchgen.plan.records import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSettings:
+    """How files are written."""
+
+    folder: str  # absolute: RUN/outputs
+    image_format: str = "png"  # png, jpeg, webp, avif
+    image_options: tuple[tuple[str, int], ...] = ()  # compress_level, quality
+    video_format: str = "mp4"  # mp4, webp, png (a folder of frames)
+    metadata: tuple[tuple[str, str], ...] = ()  # the same in every file: model, revision, batchgen's version
+    overwrite: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Everything about a run that the executor needs and the plan does not hold."""
+
+    model_folder: str
+    dtypes: tuple[tuple[str, str], ...]  # component -> torch dtype name, one for every weight-carrying component
+    variants: tuple[tuple[str, str], ...]  # component -> variant of its files, where one is used
+    device: str  # torch name: "cuda:0", "cpu"
+    run_folder: str  # absolute; the spool lies in RUN/spool
+    outputs: OutputSettings
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
+    host_memory_bytes: int | None = None  # budget for host copies and what passes between stages; None: find out
+    reserve_device_bytes: int | None = None
+    threads: int | None = None  # torch threads; None: torch's own choice
+    spool_latents: bool = True
+    vae_tiling: bool = False
+    attention_backend: str | None = None
+    compile_blocks: bool = False
+    loras: tuple[tuple[str, str, float], ...] = ()  # name, path, weight
+    smoke: bool = False
+    extra: tuple[tuple[str, str], ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSetup:
+    worker: int
+    engine: EngineSettings
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Jobs that one worker takes at once, of one or several shapes. `spooled`: latents kept from an earlier attempt."""
+
+    number: int
+    jobs: tuple[Job, ...]
+    spooled: tuple[tuple[str, str], ...] = ()  # job key -> path below the run folder

@@ -1,0 +1,1 @@
+"""Files a run leaves: names, pictures, clips, and the settings inside them."""

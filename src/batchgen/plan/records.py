@@ -1,0 +1,159 @@
+"""What a plan is made from and what it is. Frozen; a record checks itself when built. Sizes in bytes unless named otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from batchgen.inventory.records import DeviceFacts, ModelFacts, Platform, Profile
+from batchgen.plan.trail import Trail
+
+Mode = Literal["resident", "component-offload", "layerwise-offload", "fsdp"]
+PerformanceMode = Literal["auto", "manual", "speed", "memory"]
+DecidedBy = Literal["user", "model", "task", "global", "default", "size", "rehearsal"]
+ThresholdSource = Literal["user", "model", "task", "global"]
+
+MODES: tuple[Mode, ...] = ("resident", "component-offload", "layerwise-offload", "fsdp")
+PERFORMANCE_MODES: tuple[PerformanceMode, ...] = ("auto", "manual", "speed", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What the user set about placement; None is unset. Text fields hold the options as given, unparsed and joined by commas."""
+
+    performance_mode: str = "auto"
+    component_residency: str | None = None
+    cpu_offload_components: str | None = None
+    layerwise_offload_components: str | None = None
+    dit_cpu_offload: bool | None = None
+    text_encoder_cpu_offload: bool | None = None
+    image_encoder_cpu_offload: bool | None = None
+    vae_cpu_offload: bool | None = None
+    dit_layerwise_offload: bool | None = None
+    fsdp: bool | None = None
+    keep_resident_min_available_gb: float | Literal["never"] | None = None
+    batch_size: int | None = None  # None: auto
+    force: bool = False  # run a plan that does not fit
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFacts:
+    """Everything the rules may look at."""
+
+    model: ModelFacts
+    profile: Profile
+    platform: Platform
+    devices: tuple[DeviceFacts, ...]
+    overrides: Overrides
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise ValueError("a plan needs at least one device")
+
+    @property
+    def available_gb(self) -> float:
+        return min(device.available_gb for device in self.devices)
+
+    @property
+    def total_gb(self) -> float:
+        return min(device.total_gb for device in self.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one component lives, who decided and why."""
+
+    component: str
+    mode: Mode
+    group: str | None
+    by: DecidedBy
+    reason: str
+    bytes: int | None
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"unknown placement {self.mode!r}")
+        if not self.reason:
+            raise ValueError(f"placement of {self.component} has no reason")
+
+
+@dataclass(frozen=True, slots=True)
+class StageProfile:
+    """What one stage needs for one shape and batch size, as rehearsed. Bytes on the execution device."""
+
+    stage: str  # "text_encoder", "denoise", "decode", ... or "pipeline" for a model without blocks
+    shape: str  # ShapeKey.text
+    batch: int
+    components: tuple[str, ...]  # that carry weights and are called in this stage
+    weights_bytes: int
+    activation_bytes: int  # peak of everything made during the stage, weights left out
+    output_bytes: int  # carried to later stages
+    flops: int
+    calls: tuple[tuple[str, int], ...] = ()  # component -> forwards per batch
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """One stage as planned for one shape."""
+
+    name: str
+    shape: str
+    components: tuple[str, ...]
+    batch: int
+    weights_bytes: int
+    activation_bytes: int
+    peak_bytes: int
+    flops: int
+    transfer_bytes: int  # per batch
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Totals for the whole list; None where nothing was rehearsed."""
+
+    peak_device_bytes: int | None = None
+    host_bytes: int | None = None
+    seconds: float | None = None
+    bytes_moved: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The decision: placements, threshold, batch size and the trail that explains them."""
+
+    performance_mode: PerformanceMode
+    platform: Platform
+    devices: tuple[DeviceFacts, ...]
+    fsdp: bool
+    cfg_parallel: bool
+    replicas: int
+    threshold_gb: float | None  # None: never
+    threshold_source: ThresholdSource
+    placements: tuple[Placement, ...]  # in the model's order
+    batch_size: int | None  # None: auto
+    trail: Trail
+    stages: tuple[StagePlan, ...] = ()
+    predicted: Predicted = field(default_factory=Predicted)
+    window: int | None = None  # jobs a window; None: the executor's default
+    prefetch: int = 2  # device buffers of a streamed component
+    model: str = ""
+    profile: str = ""
+
+    def __post_init__(self) -> None:
+        names = [placement.component for placement in self.placements]
+        if len(set(names)) != len(names):
+            raise ValueError("a component is placed twice")
+        if self.fsdp != any(placement.mode == "fsdp" for placement in self.placements):
+            raise ValueError("fsdp is on exactly when a component is sharded")
+
+    def placement(self, component: str) -> Placement:
+        """Raises KeyError for a component the plan does not know."""
+        for placement in self.placements:
+            if placement.component == component:
+                return placement
+        raise KeyError(component)
+
+    @property
+    def modes(self) -> Mapping[str, Mode]:
+        return {placement.component: placement.mode for placement in self.placements}

@@ -1,0 +1,1 @@
+"""Reads plans, journals and events; prints and writes what people look at."""
