@@ -49,6 +49,17 @@ class ComponentMoved:
 
 
 @dataclass(frozen=True, slots=True)
+class StageBatchStarted:
+    """A batch of a stage begins: what a worker's death or silence is blamed on. Same `keys` as its StageBatchDone."""
+
+    worker: int
+    window: int
+    stage: str
+    shape: str
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StageBatchDone:
     """One batch of one stage. `compute` lists per component its calls and seconds in this batch."""
 
@@ -135,11 +146,32 @@ class WorkerStopped:
     fatal: str | None
     exit_code: int = 0
     hint: str | None = None
+    error: str | None = None  # the class in errors.py that `fatal` comes from
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDied:
+    """Sent by the supervisor: a worker ended by itself or was ended. `cause` in plain words; `keys`: the jobs it is blamed on."""
+
+    worker: int
+    pid: int
+    cause: str
+    stage: str
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReplaced:
+    """Sent by the supervisor: a worker that had grown was replaced between two windows."""
+
+    worker: int
+    rss_bytes: int
+    watermark_bytes: int
 
 
 Event = (
-    WorkerReady | ComponentLoaded | ComponentMoved | StageBatchDone | LatentsSpooled | OutputDone | JobFailed | DecisionMade
-    | MemorySample | WindowDone | WorkerStopped
+    WorkerReady | ComponentLoaded | ComponentMoved | StageBatchStarted | StageBatchDone | LatentsSpooled | OutputDone | JobFailed
+    | DecisionMade | MemorySample | WindowDone | WorkerStopped | WorkerDied | WorkerReplaced
 )
 Emit = Callable[[Event], None]
 
