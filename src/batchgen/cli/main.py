@@ -6,6 +6,7 @@ of them, and none of torch, diffusers, transformers and pandas.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -140,10 +141,8 @@ def _after_broken_pipe() -> int:
 
 
 def _say(text: str) -> None:
-    try:
+    with contextlib.suppress(OSError, ValueError):  # nobody may be there to read it, and the exit code says the same
         print(text, file=sys.stderr)
-    except (OSError, ValueError):
-        pass  # nobody is there to read it, and the exit code says the same
 
 
 def _say_error(error: BatchgenError) -> None:
@@ -157,7 +156,7 @@ def _say_error(error: BatchgenError) -> None:
 def _say_usage(error: click.ClickException) -> int:
     where = ""
     if isinstance(error, click.BadParameter) and error.ctx is not None and error.param is not None:
-        source, place = settings.where_from(error.ctx, error.param)
+        _source, place = settings.where_from(error.ctx, error.param)
         where = f" (from {place})" if place else ""
     context = getattr(error, "ctx", None)
     _say(f"error: {printable(error.format_message())}{where}")
@@ -194,7 +193,7 @@ def _insist_on_utf8() -> None:
     """Starts again in Python's UTF-8 mode where the locale has another encoding, so that paths and files are UTF-8 everywhere."""
     if sys.getfilesystemencoding().lower().replace("-", "") != "utf8" and os.environ.get("PYTHONUTF8") != "1" and os.name == "posix":
         os.environ["PYTHONUTF8"] = "1"
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - the same program with the same arguments
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

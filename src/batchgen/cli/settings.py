@@ -111,8 +111,8 @@ def read_layer(path: Path, kind: str, command: str, options: Mapping[str, click.
     for table, entries in tables.items():
         allowed = options if table == command else others.command(table)
         if allowed is None:
-            commands = others.commands()
-            raise SettingsError(f"{shown}: unknown table [{table}]{nearest(table, commands)}", hint=f"tables: {', '.join(sorted(commands))}")
+            known = sorted(others.commands())
+            raise SettingsError(f"{shown}: unknown table [{table}]{nearest(table, known)}", hint=f"tables: {', '.join(known)}")
         for key, value in entries.items():
             name = key.replace("-", "_")
             if name not in allowed:

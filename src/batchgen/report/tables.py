@@ -1,0 +1,157 @@
+"""The tables at the end of a run, and the same as plain text for the run folder.
+
+Cells are `Text`, never markup: a reason or a name may hold brackets. Knows summaries and plans, not how they came about.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from batchgen.plan.records import Plan
+from batchgen.report.summary import Summary
+from batchgen.units import duration_text, size_text
+
+TEXT_WIDTH = 140  # of tables kept as files
+FAILURES_SHOWN = 20
+DECISIONS_SHOWN = 40
+
+
+def _table(title: str, columns: Sequence[tuple[str, bool]]) -> Table:
+    """An empty table; a column is (heading, is a number)."""
+    table = Table(
+        title=Text(title), box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", header_style="bold", caption_justify="left",
+        show_edge=False, pad_edge=False, padding=(0, 1, 0, 0),
+    )
+    for heading, number in columns:
+        # Numbers and names stay on one line; the running text gives way where the terminal is narrow.
+        table.add_column(heading, justify="right" if number else "left", overflow="fold", no_wrap=number)
+    return table
+
+
+def _row(table: Table, cells: Iterable[object]) -> None:
+    table.add_row(*(Text(_clean(str(cell))) for cell in cells))
+
+
+def _clean(text: str) -> str:
+    """One line without control characters: text from files, models and manifests must not move the cursor."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def _seconds(value: float) -> str:
+    if not value:
+        return "–"
+    return f"{value:.1f} s" if value < 1000 else duration_text(value)
+
+
+def _bytes(value: int) -> str:
+    return size_text(value) if value else "–"
+
+
+def component_table(summary: Summary, plan: Plan) -> Table:
+    """Per component: loads, moves, calls and times, beside the residency table, which says where it lives and why.
+
+    Order of the plan; what the plan does not know comes last. A placement that was not carried out as planned is named below.
+    """
+    table = _table(
+        "Components",
+        [("component", False), ("loaded", True), ("load", True), ("moves", True), ("moved", True), ("move", True), ("calls", True),
+         ("compute", True)],
+    )
+    changed = []
+    modes = plan.modes
+    for name in [*modes, *(name for name in summary.components if name not in modes)]:
+        use = summary.components.get(name)
+        if use is None:
+            _row(table, [name, *["–"] * 7])
+            continue
+        if use.placement is not None and name in modes and use.placement != modes[name]:
+            changed.append(f"{name} ran as {use.placement}, planned {modes[name]}")
+        _row(
+            table,
+            [name, _bytes(use.loaded_bytes), _seconds(use.load_seconds), use.moves_in or "–", _bytes(use.moved_bytes),
+             _seconds(use.move_seconds), use.calls or "–", _seconds(use.compute_seconds)],
+        )
+    if changed:
+        table.caption = Text(_clean("; ".join(changed)))
+    return table
+
+
+def stage_table(summary: Summary) -> Table:
+    """Per stage: batches, rows computed, jobs served, seconds and its share of all stages' time."""
+    streamed = any(stage.streamed_bytes for stage in summary.stages.values())
+    table = _table(
+        "Stages",
+        [("stage", False), ("batches", True), ("largest", True), ("rows", True), ("jobs", True), ("time", True), ("per job", True),
+         ("share", True), *([("streamed", True)] if streamed else [])],
+    )
+    total = summary.stage_seconds
+    for name, stage in summary.stages.items():
+        share = f"{100 * stage.seconds / total:.0f} %" if total else "–"
+        each = f"{stage.seconds / stage.jobs:.2f} s" if stage.jobs else "–"
+        cells = [name, stage.batches, stage.largest_batch, stage.rows, stage.jobs, _seconds(stage.seconds), each, share]
+        _row(table, [*cells, _bytes(stage.streamed_bytes)] if streamed else cells)
+    return table
+
+
+def decision_table(summary: Summary) -> Table | None:
+    """Steps taken while running: smaller batches, tiling, leaner placements. None if there were none."""
+    if not summary.decisions:
+        return None
+    table = _table("Decisions while running", [("rule", False), ("subject", False), ("decision", False), ("why", False)])
+    for step in summary.decisions[:DECISIONS_SHOWN]:
+        _row(table, [step.rule, step.subject, step.decision, step.text])
+    left = len(summary.decisions) - DECISIONS_SHOWN
+    if left > 0:
+        _row(table, ["…", "", "", f"and {left} more; the events file and run.json have all"])
+    return table
+
+
+def failure_table(failures: Iterable[tuple[str, str, int]]) -> Table | None:
+    """Failures by reason, most frequent first, from (kind, reason, jobs). None if there are none."""
+    found = sorted(failures, key=lambda item: (-item[2], item[0], item[1]))
+    if not found:
+        return None
+    table = _table("Failures", [("jobs", True), ("kind", False), ("reason", False)])
+    for kind, reason, jobs in found[:FAILURES_SHOWN]:
+        _row(table, [jobs, kind, reason])
+    if len(found) > FAILURES_SHOWN:
+        rest = found[FAILURES_SHOWN:]
+        _row(table, [sum(jobs for _, _, jobs in rest), "…", f"{len(rest)} more reasons; tables/jobs.csv has all"])
+    return table
+
+
+def summary_failures(summary: Summary) -> list[tuple[str, str, int]]:
+    """The summary's failures as `failure_table` takes them."""
+    return [(kind, f"{stage}: {reason}" if stage else reason, jobs) for (kind, stage, reason), jobs in summary.failures.items()]
+
+
+def totals_line(summary: Summary, *, seconds: float) -> str:
+    """One line: pictures, time, rate, peaks."""
+    parts = [f"{summary.done} done in {duration_text(seconds)}"]
+    if summary.done and seconds > 0:
+        parts.append(f"{60 * summary.done / seconds:.1f} a minute")
+    if summary.failed:
+        parts.append(f"{summary.failed} failed")
+    if summary.peak_device_bytes:
+        parts.append(f"device peak {size_text(summary.peak_device_bytes)}")
+    if summary.peak_host_bytes:
+        parts.append(f"worker memory {size_text(summary.peak_host_bytes)}")
+    parts.extend(f"{count} {flag}" for flag, count in sorted(summary.flags.items()))
+    return "; ".join(parts)
+
+
+def as_text(parts: Iterable[RenderableType | None], *, width: int = TEXT_WIDTH) -> str:
+    """The parts as plain text, a blank line between two; no colour, no trailing blanks."""
+    file = io.StringIO()
+    console = Console(file=file, width=width, force_terminal=False, color_system=None, highlight=False, markup=False, emoji=False)
+    for part in parts:
+        if part is not None:
+            console.print(part)
+    lines = [line.rstrip() for line in file.getvalue().splitlines()]
+    return "\n".join(lines).strip("\n") + "\n"

@@ -1,0 +1,148 @@
+"""The command line's frame: exit codes, messages instead of tracebacks, any locale."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import click
+import pytest
+
+from batchgen.cli import main
+from batchgen.errors import BatchgenError, DiskError, InterruptedRunError, RefusedError, UsageError
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """A command `fake` whose `action` a test sets."""
+    module = types.ModuleType("batchgen.cli.fake")
+
+    @click.command()
+    @click.option("--number", type=int)
+    def command(number: int | None) -> int | None:
+        return module.action()
+
+    module.command = command
+    module.action = lambda: None
+    monkeypatch.setitem(sys.modules, "batchgen.cli.fake", module)
+    monkeypatch.setattr(main, "COMMANDS", {"fake": "A test's own."})
+    return module
+
+
+def raising(error: BaseException):
+    def action() -> None:
+        raise error
+
+    return action
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (RefusedError("no such thing", hint="do that"), 2, "error: no such thing\nhint: do that\n"),
+        (UsageError("too big", option="--batch-size"), 2, "error: --batch-size: too big\n"),
+        (DiskError("the disk is full"), 1, "error: the disk is full\n"),
+        (InterruptedRunError("SIGTERM", "3 of 5 done; the same command goes on"), 143, "stopped: 3 of 5 done; the same command goes on\n"),
+        (InterruptedRunError("SIGHUP", "x"), 129, "stopped: x\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (BatchgenError("bad \x1b[2J name"), 1, "error: bad \\x1b[2J name\n"),
+    ],
+)
+def test_an_error_becomes_its_message_and_code(
+    error: BaseException, code: int, said: str, fake: types.ModuleType, capsys: pytest.CaptureFixture[str],
+) -> None:
+    fake.action = raising(error)
+    assert main.run(["fake"]) == code
+    output = capsys.readouterr()
+    assert output.err == said
+    assert output.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["fake", "--numbr", "3"], "--number"),
+        (["fake", "--number", "x"], "'--number'"),
+        (["fak"], "'fake'"),
+        (["--nonsense"], "--nonsense"),
+    ],
+)
+def test_wrong_usage_is_one_message_and_2(
+    arguments: list[str], word: str, fake: types.ModuleType, capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main.run(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert word in error
+    assert "Traceback" not in error
+
+
+def test_a_wrong_value_names_the_variable_or_file_it_came_from(
+    fake: types.ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "batchgen.toml").write_text('number = "many"')
+    assert main.run(["fake"]) == 2
+    assert "(from batchgen.toml)" in capsys.readouterr().err
+    monkeypatch.setenv("BATCHGEN_NUMBER", "several")
+    assert main.run(["fake"]) == 2
+    assert "(from BATCHGEN_NUMBER)" in capsys.readouterr().err
+
+
+def test_an_unexpected_error_is_one_line_and_a_file(
+    fake: types.ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    fake.action = raising(ZeroDivisionError("a fault of ours"))
+    assert main.run(["fake"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: unexpected ZeroDivisionError: a fault of ours; details: ")
+    assert error.count("\n") == 1
+    assert "Traceback" in next(tmp_path.glob("batchgen-crash-*.txt")).read_text()
+
+
+@pytest.mark.parametrize("arguments", [["fake", "--debug"], ["--debug", "fake"]])
+def test_debug_shows_the_traceback(arguments: list[str], fake: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.action = raising(ZeroDivisionError("a fault of ours"))
+    assert main.run(arguments) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_commands_own_exit_code_is_kept(fake: types.ModuleType) -> None:
+    fake.action = lambda: 3
+    assert main.run(["fake"]) == 3
+
+
+def batchgen(*arguments: bytes | str, env: dict[str, str], stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "batchgen", *arguments], env={**os.environ, **env}, stdout=stdout, stderr=subprocess.PIPE, check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("env", [{"LC_ALL": "C", "PYTHONUTF8": "0"}, {"LC_ALL": "C.UTF-8"}, {"LC_ALL": "POSIX", "PYTHONUTF8": "0"}])
+def test_text_is_utf8_whatever_the_locale(env: dict[str, str]) -> None:
+    result = batchgen("nächtlich-夜".encode(), env=env)
+    assert result.returncode == 2
+    assert "there is no command 'nächtlich-夜'".encode() in result.stderr
+
+
+def test_a_closed_pipe_is_no_error_message() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        result = batchgen("--help", env={}, stdout=write)
+    finally:
+        os.close(write)
+    assert result.returncode == 141
+    assert result.stderr == b""
+
+
+def test_every_command_in_the_list_can_be_loaded_and_has_help() -> None:
+    for name in main.COMMANDS:
+        command = main.load_command(name)
+        assert command.help
+        assert any(parameter.name == "debug" for parameter in command.params)
