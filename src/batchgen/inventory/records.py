@@ -111,6 +111,7 @@ class Profile:
     dit_offload_prefetch_size: int | None = None
     defaults: tuple[tuple[str, float], ...] = ()  # width, height, steps, guidance, num_frames, fps: what a run takes where nothing is said
     source: str = ""  # where the numbers come from
+    matched: str = ""  # how it was found for the model at hand: by id, by pipeline class, by an option
 
 
 @dataclass(frozen=True, slots=True)
