@@ -1,0 +1,65 @@
+"""Loads each component once, just before the first stage that calls it, and hands it to its placement, its meter and its stages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from batchgen.errors import ModelError
+from batchgen.events import ComponentLoaded, Emit
+from batchgen.execute.load import ModelFolder, torch_dtype
+from batchgen.execute.meter import Meter
+from batchgen.execute.residency import Residency
+from batchgen.execute.settings import EngineSettings
+from batchgen.execute.stages import Stages
+
+
+@dataclass(slots=True)
+class Components:
+    """The model's weights in this process. `ensure` loads what is not there yet."""
+
+    settings: EngineSettings
+    folder: ModelFolder
+    residency: Residency
+    meter: Meter
+    emit: Emit
+    worker: int
+    modules: dict[str, nn.Module] = field(default_factory=dict)
+    roads: list[Stages] = field(default_factory=list)
+
+    @property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        return {name: torch_dtype(dtype) for name, dtype in self.settings.dtypes}
+
+    def add_road(self, stages: Stages) -> None:
+        """Stages built later share what is loaded already."""
+        self.roads.append(stages)
+        for name, module in self.modules.items():
+            stages.give(name, module)
+
+    def ensure(self, names: Iterable[str]) -> None:
+        """Raises ModelError for weights that do not load; torch.OutOfMemoryError where the device is too small for them."""
+        for name in names:
+            if name not in self.modules:
+                self._load(name)
+
+    def _load(self, name: str) -> None:
+        start = time.perf_counter()
+        if name not in dict(self.settings.dtypes):
+            raise ModelError(f"{name}: the plan names no dtype for it")
+        device = self.residency.device
+        straight = device if self.residency.mode(name) == "resident" else None
+        variant = dict(self.settings.variants).get(name)
+        module = self.folder.load_model(name, self.dtypes[name], variant=variant, device=straight)
+        self.meter.watch(name, module)
+        self.modules[name] = module
+        self.residency.add(name, module)
+        for stages in self.roads:
+            stages.give(name, module)
+        size = sum({tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in module.state_dict().values()}.values())
+        files = tuple(sorted(f"{name}/{file.name}" for file in (self.folder.path / name).glob("*.safetensors")))
+        self.emit(ComponentLoaded(self.worker, name, self.residency.mode(name), size, time.perf_counter() - start, files))

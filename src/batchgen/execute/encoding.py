@@ -1,0 +1,143 @@
+"""The encode stages of a window: every text once over the whole run, every picture input once a job.
+
+Prompts and negative prompts are encoded and kept apart, so that the one negative most rows share costs one row, whatever prompts it
+goes with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from batchgen.events import FailureKind
+from batchgen.execute.guidance import GuidanceRules
+from batchgen.execute.stages import Stage, Stages, call_stage, split_rows, to_device
+from batchgen.execute.windows import Row
+
+if TYPE_CHECKING:
+    from batchgen.execute.engine import Engine
+
+CPU = torch.device("cpu")
+NEGATIVE = "negative_"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One row of an encode: a prompt, and the negative prompt encoded with it. `pair` False: the negative is not wanted."""
+
+    prompt: str
+    negative: str | None = None
+    pair: bool = False
+
+
+class Encoding:
+    """Runs the encode stages over a window's rows; leaves what they give in the rows' `values`."""
+
+    def __init__(self, engine: Engine, stages: Stages, rules: GuidanceRules) -> None:
+        self.engine, self.stages, self.rules = engine, stages, rules
+        later = [stage for stage in stages.stages if not stage.encodes_text]
+        self.wanted = frozenset().union(*(stage.inputs for stage in later)) - {"batch_size"}
+
+    def run(self, rows: Sequence[Row]) -> None:
+        for stage in self.stages.encoders:
+            rows = [row for row in rows if row.job.key not in self.engine._ended]
+            if stage.encodes_text and not stage.per_row:
+                self._texts(stage, rows)
+
+    # -- texts ------------------------------------------------------------------------------------------------------
+
+    def _texts(self, stage: Stage, rows: Sequence[Row]) -> None:
+        cache, found, reasons = self.engine.cache, dict[Hashable, dict[str, Any]](), dict[Hashable, tuple[FailureKind, str]]()
+        gives_negatives = any(name.startswith(NEGATIVE) for name in stage.outputs)
+        keys = {
+            row.job.key: (("prompt", stage.name, row.job.prompt), ("negative", stage.name, self._negative(stage, row)))
+            for row in rows
+        }
+        for pair in keys.values():
+            for key in pair:
+                value = cache.get(key)
+                if value is not None:
+                    found[key] = value
+        prompts = dict.fromkeys(pair[0][2] for pair in keys.values() if pair[0] not in found)
+        negatives = dict.fromkeys(pair[1][2] for pair in keys.values() if gives_negatives and pair[1] not in found)
+        any_prompt = next((pair[0][2] for pair in keys.values()), "")
+        served: dict[str, list[Row]] = {}
+        for row in rows:
+            served.setdefault(row.job.prompt, []).append(row)
+
+        def fail(text: Text, kind: FailureKind, reason: str) -> None:
+            reasons["prompt", stage.name, text.prompt] = reasons["negative", stage.name, text.negative] = kind, reason
+
+        for batch in self._plan(list(prompts), list(negatives), str(any_prompt)):
+
+            def work(texts: Sequence[Text]) -> None:
+                self._encode(stage, texts, found, served)
+
+            size = self.engine.sizes.of(stage.name, None, None)
+            self.engine.run_stage(stage, None, batch, size, work, fail)
+        self._hand_out(stage, rows, keys, found, reasons)
+
+    def _negative(self, stage: Stage, row: Row) -> str | None:
+        """The negative that the row's own branch reads; without a second branch the model's empty one stands in."""
+        if not row.guidance.on or "negative_prompt" not in stage.inputs:
+            return None if stage.guiders else ""
+        if row.job.negative_prompt is None and not stage.guiders:
+            return ""
+        return row.job.negative_prompt
+
+    @staticmethod
+    def _plan(prompts: list[str], negatives: list[str | None], any_prompt: str) -> list[list[Text]]:
+        """Batches of one kind: negatives with a prompt that is needed anyway, the one for None apart, then the other prompts."""
+        left = list(prompts)
+
+        def partner() -> str:
+            return left.pop(0) if left else any_prompt
+
+        named = [Text(partner(), negative, pair=True) for negative in negatives if negative is not None]
+        nothing = [Text(partner(), None, pair=True)] if None in negatives else []
+        return [kind for kind in (named, nothing, [Text(prompt) for prompt in left]) if kind]
+
+    def _encode(self, stage: Stage, texts: Sequence[Text], found: dict[Hashable, dict[str, Any]], served: dict[str, list[Row]]) -> None:
+        pair = texts[0].pair
+        arguments = self.engine.arguments(self.stages, [])
+        arguments["prompt"] = [text.prompt for text in texts]
+        if pair and texts[0].negative is not None and "negative_prompt" in stage.inputs:
+            arguments["negative_prompt"] = [text.negative for text in texts]
+        guiders = {name: self.rules.text_guider(getattr(stage.pipe, name), negatives=pair) for name in stage.guiders}
+        started = time.perf_counter()
+        outputs = call_stage(stage, arguments, guiders)
+        seconds = time.perf_counter() - started
+        split = {name: split_rows(value, len(texts)) for name, value in outputs.items() if value is not None and self._is_wanted(stage, name)}
+        for index, text in enumerate(texts):
+            row = {name: to_device(values[index], CPU) for name, values in split.items()}
+            self._put(found, ("prompt", stage.name, text.prompt), {k: v for k, v in row.items() if not k.startswith(NEGATIVE)})
+            if pair:
+                self._put(found, ("negative", stage.name, text.negative), {k: v for k, v in row.items() if k.startswith(NEGATIVE)})
+        rows = [row for text in texts for row in served.get(text.prompt, ())]
+        for row in rows:
+            row.seconds += seconds / max(1, len(rows))
+        self.engine._batch_done(stage, None, rows, len(texts), seconds)
+
+    def _is_wanted(self, stage: Stage, name: str) -> bool:
+        return name in self.wanted or name in stage.denoiser_fields
+
+    def _put(self, found: dict[Hashable, dict[str, Any]], key: Hashable, value: dict[str, Any]) -> None:
+        if key not in found:
+            found[key] = value
+            self.engine.cache.put(key, value)
+
+    def _hand_out(
+        self, stage: Stage, rows: Sequence[Row], keys: dict[str, Any], found: dict[Hashable, dict[str, Any]],
+        reasons: dict[Hashable, tuple[FailureKind, str]],
+    ) -> None:
+        for row in rows:
+            for key in keys[row.job.key]:
+                if key in found:
+                    row.values.update(found[key])
+                elif key in reasons:
+                    kind, reason = reasons[key]
+                    self.engine._fail_job(row.job, kind, stage.name, reason)

@@ -1,0 +1,136 @@
+"""From what a model decoded to files on disk: checks, rounding, writing, one event a job.
+
+Writing runs on threads beside the device's work. A disk that gives out stops the run: the error waits in `error` and is raised at
+the next check.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from batchgen.errors import DiskError, RunStoppedError
+from batchgen.events import Emit, JobFailed, OutputDone
+from batchgen.execute.load import first_line
+from batchgen.execute.settings import OutputSettings
+from batchgen.execute.windows import Row
+from batchgen.outputs.image import write_image
+from batchgen.outputs.metadata import RECORD, settings_for
+
+WRITERS = 2
+WAITING = 16  # products that may wait for a writer before the device has to
+
+FloatArray = npt.NDArray[np.float32]
+
+
+def to_uint8(product: FloatArray) -> npt.NDArray[np.uint8]:
+    """Floats in 0..1 as 0..255, rounded half to even, as the ordinary pipelines round."""
+    return (product * 255).round().astype(np.uint8)
+
+
+def check_size(row: Row, product: FloatArray, settings: Mapping[str, Any]) -> None:
+    """The run stops where a model made another size or length than was asked for: every later one would be wrong too.
+
+    `product` [H, W, C] or [frames, H, W, C]. Raises RunStoppedError with the difference.
+    """
+    made = {"height": product.shape[-3], "width": product.shape[-2]}
+    if product.ndim == 4:
+        made["num_frames"] = product.shape[0]
+    wrong = {name: size for name, size in made.items() if settings.get(name) not in (None, size)}
+    if wrong:
+        told = ", ".join(f"{name} {settings[name]} was asked for, {size} came out" for name, size in wrong.items())
+        raise RunStoppedError(
+            f"the model does not make what was asked for: {told} (row {row.job.row}, {row.job.id})",
+            hint="use sizes that the model can make (batchgen check names them), or --snap",
+        )
+
+
+class Products:
+    """Takes decoded rows and ends each in exactly one OutputDone or JobFailed. Call `finish` at the end of a window."""
+
+    def __init__(self, worker: int, outputs: OutputSettings, emit: Emit) -> None:
+        self._worker = worker
+        self._outputs = outputs
+        self._emit = emit
+        self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="write")
+        self._room = threading.BoundedSemaphore(WAITING)
+        self._futures: list[Future[None]] = []
+        self._error: BaseException | None = None
+
+    def take(
+        self, row: Row, product: FloatArray, resolved: Mapping[str, Any], *, sound: tuple[npt.NDArray[np.float32], int] | None = None,
+        done: Callable[[], None] | None = None,
+    ) -> None:
+        """Queues one row's product: a picture [H, W, C] or a clip [frames, H, W, C], floats in 0..1."""
+        self.check()
+        if not np.isfinite(product).all():
+            self._emit(JobFailed(self._worker, row.job.key, "non-finite", "decode", "the decoded picture holds values that are not numbers"))
+            return
+        self._room.acquire()
+        self._futures.append(self._pool.submit(self._write, row, product, dict(resolved), sound, done))
+
+    def _write(self, row: Row, product: FloatArray, resolved: dict[str, Any], sound: Any, done: Callable[[], None] | None) -> None:
+        try:
+            self._emit(self._written(row, to_uint8(product), resolved, sound))
+            if done is not None:
+                done()
+        except DiskError as error:
+            self._error = error
+        except Exception as error:  # noqa: BLE001  one file that cannot be written fails its job, not the night
+            self._emit(JobFailed(self._worker, row.job.key, "error", "write", first_line(error)))
+        finally:
+            self._room.release()
+
+    def _written(self, row: Row, pixels: npt.NDArray[np.uint8], resolved: dict[str, Any], sound: Any) -> OutputDone:
+        flags = (*row.flags, *(("flat",) if int(pixels.min()) == int(pixels.max()) else ()))
+        settings = settings_for(row.job, dict(self._outputs.metadata), row.batch, flags, resolved)
+        path = Path(self._outputs.folder) / row.job.output
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if pixels.ndim == 3:
+            size, digest = write_image(
+                pixels, path, settings, self._outputs.image_format, dict(self._outputs.image_options), overwrite=self._outputs.overwrite
+            )
+        else:
+            size, digest = self._write_clip(pixels, path, settings, resolved, sound)
+        return OutputDone(
+            self._worker, row.job.key, row.job.output, size, digest, row.batch, row.seconds, settings[RECORD], flags
+        )
+
+    def _write_clip(self, frames: npt.NDArray[np.uint8], path: Path, settings: Mapping[str, str], resolved: Mapping[str, Any], sound: Any) -> tuple[int, str]:
+        from batchgen.outputs.video import write_video
+
+        return write_video(
+            frames, path, settings, fps=float(resolved["fps"]), video_format=self._outputs.video_format, overwrite=self._outputs.overwrite,
+            sound=sound,
+        )
+
+    def check(self) -> None:
+        """Raises the DiskError that a writer met."""
+        self._futures = [future for future in self._futures if not future.done()]
+        if self._error is not None:
+            raise self._error
+
+    def finish(self) -> None:
+        """Waits for all files; raises the DiskError that a writer met."""
+        for future in self._futures:
+            future.result()
+        self.check()
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True)
+
+
+def rows_of(outputs: Mapping[str, Any], rows: int) -> tuple[Sequence[FloatArray], Sequence[bool]]:
+    """A decode's products, one array a row, and which of them a safety filter replaced."""
+    products = outputs.get("images") if outputs.get("images") is not None else outputs.get("videos")
+    if products is None or len(products) != rows:
+        found = 0 if products is None else len(products)
+        raise RunStoppedError(f"the model gave {found} products for {rows} rows")
+    nsfw = outputs.get("nsfw")
+    return [np.asarray(product) for product in products], [bool(flag) for flag in nsfw] if nsfw is not None else [False] * rows
