@@ -308,7 +308,7 @@ class HostBuffer:
     """
 
     def __init__(self, size_bytes: int, *, pinned: bool, budget: HostBudget) -> None:
-        with host_memory():
+        with host_memory(), torch.inference_mode(False):
             self.bytes = torch.empty(size_bytes, dtype=torch.uint8)
         self._budget = budget
         self.pinned = pinned and self._register()

@@ -88,11 +88,21 @@ class Piece:
         for store, key in self.places:
             store[key] = entry
 
+    def entry(self) -> torch.Tensor:
+        """What the module holds now."""
+        store, key = self.places[0]
+        found: torch.Tensor = store[key]
+        return found
+
     def put_absent(self, device: torch.device) -> None:
         if self.absent is None:
             gone = Absent(self.tensor, device, self.name)
             self.absent = nn.Parameter(gone, requires_grad=False) if self.is_parameter else gone
         self.put_entry(self.absent)
+
+    def bytes_around(self, tensor: torch.Tensor, size_bytes: int) -> torch.Tensor:
+        """The chunk's bytes, as uint8, where `tensor` is this tensor's view of them."""
+        return _bytes_of(tensor, int(tensor.storage_offset()) * tensor.element_size() - self.offset_bytes, size_bytes)
 
     def view_of(self, flat: torch.Tensor, start_bytes: int) -> torch.Tensor:
         """This tensor, in its own dtype and strides, over bytes of `flat` (uint8) from `start_bytes`."""
@@ -138,6 +148,44 @@ class Chunk:
         self.put_views(flat, 0)
 
 
+    def settle_on_host(self) -> None:
+        """Copy the bytes, from the module's own tensors or from the host's where those are absent, to fresh host memory."""
+        host = torch.device("cpu")
+        first = self.pieces[0]
+        now = first.entry()
+        if self.opaque:
+            first.tensor = (now if not isinstance(now, Absent) else first.tensor).to(host, copy=True)
+            first.put_entry(first.tensor)
+            return
+        if not self.fake and not isinstance(now, Absent):
+            self.host = first.bytes_around(now, self.size_bytes)
+        self.bring_in(host, self.room(host))
+        for piece in self.pieces:
+            piece.tensor = piece.entry()
+        self.host, self.pinned = (None if self.fake else first.bytes_around(first.tensor, self.size_bytes)), False
+
+    def put_absent(self, device: torch.device) -> None:
+        for piece in self.pieces:
+            piece.put_absent(device)
+
+    def lies_ready(self, device: torch.device) -> bool:
+        """Whether the loaded tensors can be used where they are: on the device, and aligned as a copy would be.
+
+        Kernels sum unaligned weights (mapped from a file) in another order: with this, every placement gives the same bits.
+        """
+        if self.opaque or self.pieces[0].tensor.device != device:
+            return False
+        return self.fake or self.host is None or self.host.data_ptr() % 64 == 0
+
+    def let_go(self) -> None:
+        """Forget the host's bytes; the pieces keep an absent tensor for shape, strides and dtype."""
+        if self.opaque or self.fake:
+            return
+        self.host = None
+        for piece in self.pieces:
+            piece.tensor = Absent(piece.tensor, piece.tensor.device, piece.name)
+
+
 def empty_bytes(size_bytes: int, device: torch.device, *, like: torch.Tensor | None = None) -> torch.Tensor:
     """Uninitialised uint8 tensor, its length rounded up to the alignment; fake if `like` is fake."""
     length = aligned(size_bytes)
@@ -169,12 +217,10 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     return start, start + int(reach) * tensor.element_size()
 
 
-def pieces_of(name: str, module: nn.Module, skip: Callable[[nn.Module], bool] | None = None) -> list[Piece]:
-    """Every distinct tensor of the module with its places. `skip` leaves out single submodules (not what is below them)."""
+def pieces_of(name: str, module: nn.Module) -> list[Piece]:
+    """Every distinct tensor of the module with its places. Raises ValueError for one that was never loaded."""
     found: dict[int, Piece] = {}
     for path, owner in module.named_modules():
-        if skip is not None and skip(owner):
-            continue
         stores: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
         for store in stores:
             for key, tensor in store.items():
@@ -286,25 +332,30 @@ class Weights:
         """Drop the device's bytes. Nothing is copied back."""
         with moves():
             for chunk in self.moving:
-                for piece in chunk.pieces:
-                    piece.put_absent(self.device)
+                chunk.put_absent(self.device)
         self.is_in = False
 
     def keep_in(self) -> int:
-        """Bring everything in for good and let the host's bytes go, storage by storage. Returns bytes copied.
+        """Bring everything in for good and let the host's bytes go. Returns bytes copied. If memory runs out, nothing stays in.
 
         What already lies on the device, aligned, is taken as it is.
         """
         copied = 0
-        with moves():
-            for chunk in (*self.staying, *self.moving):
-                if chunk.opaque or not _lies_ready(chunk, self.device):
+        chunks = (*self.staying, *self.moving)
+        try:
+            with moves():
+                for chunk in chunks:
+                    if chunk.lies_ready(self.device):
+                        for piece in chunk.pieces:
+                            piece.put(piece.tensor.detach())
+                        continue
                     chunk.bring_in(self.device, chunk.room(self.device))
                     copied += chunk.size_bytes
-                else:
-                    for piece in chunk.pieces:
-                        piece.put(piece.tensor.detach())
-                _let_go(chunk)
+        except BaseException:
+            self.restore()
+            raise
+        for chunk in chunks:
+            chunk.let_go()
         self.is_in = self._settled = True
         self.bytes_in += copied
         return copied
@@ -350,41 +401,8 @@ class Weights:
 
     def to_host(self) -> None:
         """Give the module plain host tensors of its own, copied from where the bytes are now. The placement is removed."""
-        pieces = [piece for chunk in (*self.staying, *self.moving) for piece in chunk.pieces]
-        for chunk in (*self.staying, *self.moving):
-            if chunk.opaque or not isinstance(_entry(chunk.pieces[0]), Absent):
-                for piece in chunk.pieces:
-                    piece.tensor = _entry(piece)
-        self.staying, self.moving = [], []
-        host = torch.device("cpu")
-        chunks = chunks_of(pieces)
         with moves(), host_memory():
-            while chunks:
-                chunk = chunks.pop()
-                chunk.bring_in(host, chunk.room(host))
-                for piece in chunk.pieces:
-                    piece.tensor = _entry(piece)
+            for chunk in (*self.staying, *self.moving):
+                chunk.settle_on_host()
         self._keep = None
-        self.is_in = False
-
-
-def _entry(piece: Piece) -> torch.Tensor:
-    store, key = piece.places[0]
-    entry: torch.Tensor = store[key]
-    return entry
-
-
-def _lies_ready(chunk: Chunk, device: torch.device) -> bool:
-    tensor = chunk.pieces[0].tensor
-    if tensor.device != device:
-        return False
-    return chunk.fake or chunk.host is None or chunk.host.data_ptr() % 64 == 0
-
-
-def _let_go(chunk: Chunk) -> None:
-    """Forget the host's bytes; the pieces keep an absent tensor for shape, strides and dtype."""
-    if chunk.opaque:
-        return
-    chunk.host = None
-    for piece in chunk.pieces:
-        piece.tensor = Absent(piece.tensor, piece.tensor.device, piece.name)
+        self.is_in = self._settled = False

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -22,8 +23,12 @@ from batchgen.errors import UsageError
 from batchgen.events import ComponentMoved, DecisionMade, Emit
 from batchgen.execute.memory import DeviceMemory, HostBudget, HostBuffer, trim_allocator
 from batchgen.execute.moving import Weights
+from batchgen.execute.streaming import BlockStream, StreamApi, find_blocks, streams_for
 from batchgen.plan.records import Mode
+from batchgen.units import MIB, size_text
 
+PREFETCH_MARGIN_BYTES = 256 * MIB
+_LEANER: Mapping[Mode, Mode] = {"resident": "component-offload"}
 _EXPERT_NAMES = ("transformer", "unet", "prior", "video_dit", "unconditional_transformer")
 
 
@@ -33,15 +38,22 @@ class Held:
 
     name: str
     module: nn.Module
-    weights: Weights
     mode: Mode
+    weights: Weights | None = None  # None while it streams
+    stream: BlockStream | None = None
     used_by: int = 0  # stages open now that use it
+    arriving: Any = None  # the copy's event, while it is being prefetched
+    prefetched: bool = False  # in for a stage that has not begun
     waiting: list[RemovableHandle] = field(default_factory=list)  # hooks that bring it in at its first use
     buffer: HostBuffer | None = None
 
     @property
     def is_in(self) -> bool:
-        return self.weights.is_in
+        return self.weights.is_in if self.weights is not None else self.stream is not None and self.stream.is_open
+
+    @property
+    def bytes_in(self) -> int:
+        return (self.weights.bytes_in if self.weights else 0) + (self.stream.bytes_in if self.stream else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +69,14 @@ class Strategy:
 class Residency:
     """Where every component's weights are now, and the moves between.
 
-    `modes`: the plan's placements. `fixed`: components the user placed, which no recovery step may place elsewhere.
+    modes: the plan's placements. fixed: components the user placed, which no recovery step may place elsewhere.
+    keep_bytes: device memory that the leading blocks of a streamed component may take for good. prefetch: device buffers of a
+    streamed component. Raises UsageError, from `add`, for a placement that this process cannot carry out.
     """
 
     def __init__(
         self, modes: Mapping[str, Mode], device: torch.device, *, host_budget: HostBudget, emit: Emit, worker: int = 0, prefetch: int = 2,
-        fixed: Iterable[str] = (),
+        fixed: Iterable[str] = (), keep_bytes: Mapping[str, int] | None = None, streams: StreamApi | None = None,
     ) -> None:
         self.device = torch.device(device)
         self.prefetch = max(2, prefetch)
@@ -70,6 +84,8 @@ class Residency:
         self.memory = DeviceMemory(self.device)
         self.planned = dict(modes)
         self.fixed = frozenset(fixed)
+        self.keep_bytes = dict(keep_bytes or {})
+        self.streams = streams if streams is not None else streams_for(self.device)
         self._emit = emit
         self._worker = worker
         self._held: dict[str, Held] = {}
@@ -84,18 +100,30 @@ class Residency:
         """
         if name in self._held:
             raise ValueError(f"{name} has a placement already: remove it first")
-        self._apply(name, module, self.planned.get(name, "resident"))
+        mode = self.planned.get(name, "resident")
+        try:
+            self._apply(name, module, mode)
+        except torch.OutOfMemoryError:
+            leaner = _LEANER.get(mode)
+            if leaner is None or name in self.fixed:
+                raise
+            self.memory.release_cached()
+            self.decide(name, leaner, f"{name} does not fit on {self.device} as {mode}: {leaner}")
+            self._apply(name, module, leaner)
 
     def remove(self, name: str) -> nn.Module:
         """Take the placement off: plain weights in host memory, every hook gone. Returns the module."""
         held = self._held.pop(name)
         self._forget_waiting(held)
         STRATEGIES[held.mode].release(self, held)
-        self._released_bytes[name] = self._released_bytes.get(name, 0) + held.weights.bytes_in
+        self._released_bytes[name] = self._released_bytes.get(name, 0) + held.bytes_in
         return held.module
 
     def _apply(self, name: str, module: nn.Module, mode: Mode) -> None:
-        held = Held(name, module, Weights.of(name, module, self.device), mode)
+        if mode == "layerwise-offload" and not find_blocks(module):
+            mode = "component-offload"
+            self.decide(name, mode, f"{name} ({type(module).__name__}) has no repeated blocks to stream: {mode}")
+        held = Held(name, module, mode)
         self._held[name] = held
         try:
             STRATEGIES[mode].apply(self, held)
@@ -111,6 +139,11 @@ class Residency:
         return self._held[name].is_in
 
     @property
+    def pins(self) -> bool:
+        """Whether pinned host memory exists and speeds copies up."""
+        return self.device.type == "cuda" and torch.cuda.is_available()
+
+    @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._held)
 
@@ -119,7 +152,7 @@ class Residency:
         """Bytes copied onto the device so far, per component."""
         counts = dict(self._released_bytes)
         for name, held in self._held.items():
-            counts[name] = counts.get(name, 0) + held.weights.bytes_in
+            counts[name] = counts.get(name, 0) + held.bytes_in
         return counts
 
     # -- stages -----------------------------------------------------------------------------------------------------
@@ -133,6 +166,7 @@ class Residency:
         Names that were never added (a stage's weightless parts) are ignored. Nested and overlapping stages are counted.
         """
         members = [self._held[name] for name in dict.fromkeys(names) if name in self._held]
+        self._drop_prefetched(members)
         with ExitStack() as leaving:
             for held in members:
                 held.used_by += 1
@@ -172,7 +206,6 @@ class Residency:
             STRATEGIES[held.mode].enter(self, held)
 
         self._forget_waiting(held)
-        held.weights.out()
         held.waiting = [part.register_forward_pre_hook(first_use) for part in held.module.modules()]
 
     def _forget_waiting(self, held: Held) -> None:
@@ -183,25 +216,81 @@ class Residency:
     def prefetch_next(self, names: Iterable[str]) -> None:
         """Begin bringing in what the next stage needs, beside this stage's last work.
 
-        Only where a copy can run beside the device's work (CUDA), only offloaded components, and only into memory that is free.
+        Only where a copy can run beside the device's work, only components that are offloaded whole, and only into memory that
+        was free at this stage's peak. A component whose stage then does not come is taken out again.
         """
+        members = [self._held[name] for name in dict.fromkeys(names) if name in self._held]
+        if not self.streams.overlaps:
+            return
+        begun: list[Held] = []
+        for held in members:
+            if held.mode != "component-offload" or held.is_in or any(_same_experts(held.name, other.name) for other in begun):
+                continue
+            assert held.weights is not None
+            room = self._room_at_peak()
+            if room is None or held.weights.moving_bytes > room:
+                continue
+            ready = self.streams.record_compute()
+            start = time.perf_counter()
+            copied = held.weights.into(partial(self._copying_after, ready))
+            held.arriving, held.prefetched = self.streams.record_copy(), True
+            begun.append(held)
+            self.moved(held, "in", copied, start)
+
+    @contextmanager
+    def _copying_after(self, event: Any) -> Iterator[None]:
+        self.streams.copy_waits(event)
+        with self.streams.copying():
+            yield
+
+    def _room_at_peak(self) -> int | None:
+        """Bytes that stayed free when this stage needed most."""
+        free = self.memory.free()
+        return None if free is None else free - (self.memory.peak() - self.memory.allocated()) - PREFETCH_MARGIN_BYTES
+
+    def _drop_prefetched(self, wanted: list[Held]) -> None:
+        for held in self._held.values():
+            if held.prefetched and held not in wanted and not held.used_by:
+                self.take_out(held)
 
     # -- the ladder -------------------------------------------------------------------------------------------------
 
-    def next_leaner(self, name: str) -> Mode | None:
-        """The next leaner placement this component may take; None where there is none or the user placed it."""
+    def next_leaner(self, name: str, *, in_stage: bool) -> Mode | None:
+        """The next leaner placement of this component; None where there is none or the user placed it.
+
+        in_stage: the stage that lacks memory uses the component. Then being offloaded whole would not help it.
+        """
         held = self._held.get(name)
         if held is None or name in self.fixed:
             return None
-        return {"resident": "component-offload"}.get(held.mode)  # type: ignore[return-value]
+        if held.mode == "resident":
+            return "layerwise-offload" if in_stage and find_blocks(held.module) else None if in_stage else "component-offload"
+        if held.mode == "component-offload":
+            return "layerwise-offload" if in_stage and find_blocks(held.module) else None
+        if held.stream is not None and held.stream.kept_blocks:
+            return "layerwise-offload"  # with fewer blocks kept
+        return None
 
-    def leaner(self, name: str) -> Mode | None:
-        """Go to that placement. Only between stages that use the component. Returns it, or None where there is none."""
-        mode = self.next_leaner(name)
-        if mode is None:
+    def leaner(self, stage_names: Iterable[str]) -> tuple[str, Mode] | None:
+        """Make room for a stage: one component goes to its next leaner placement. Call between stages.
+
+        First what the stage does not use, largest first; then its own components, largest first. Returns the component and
+        its new placement, or None where nothing is left that the user did not fix.
+        """
+        stage = set(stage_names)
+        choices = [
+            (in_stage, -_weight_bytes(held.module), held, mode)
+            for held in self._held.values()
+            for in_stage in (held.name in stage,)
+            if not held.used_by and (mode := self.next_leaner(held.name, in_stage=in_stage)) is not None
+        ]
+        if not choices:
             return None
-        self._change(name, mode)
-        return mode
+        _, _, held, mode = min(choices, key=lambda choice: choice[:2])
+        if held.stream is not None:
+            self.keep_bytes[held.name] = 0
+        self._change(held.name, mode)
+        return held.name, mode
 
     def restore_planned(self) -> tuple[str, ...]:
         """Undo what the ladder changed. Returns the components placed anew."""
@@ -226,26 +315,40 @@ class Residency:
     def decide(self, subject: str, decision: str, text: str, **numbers: Any) -> None:
         self._emit(DecisionMade(self._worker, "residency", subject, decision, text, tuple(numbers.items())))
 
+    def moved(self, held: Held, direction: Literal["in", "out"], copied: int, since: float) -> None:
+        self._emit(ComponentMoved(self._worker, held.name, direction, copied, time.perf_counter() - since))
+
     def bring_in(self, held: Held) -> None:
+        assert held.weights is not None
+        if held.arriving is not None:
+            self.streams.compute_waits(held.arriving)
+        held.arriving, held.prefetched = None, False
         if held.weights.is_in:
             return
         start = time.perf_counter()
-        copied = held.weights.into()
-        self._emit(ComponentMoved(self._worker, held.name, "in", copied, time.perf_counter() - start))
+        self.moved(held, "in", held.weights.into(), start)
 
     def take_out(self, held: Held) -> None:
+        assert held.weights is not None
         if not held.weights.is_in:
             return
         start = time.perf_counter()
+        if held.arriving is not None:  # the memory goes back to the compute stream's allocator
+            self.streams.compute_waits(held.arriving)
+        held.arriving, held.prefetched = None, False
         held.weights.out()
         if self.device.type == "cpu":
             trim_allocator()
-        self._emit(ComponentMoved(self._worker, held.name, "out", 0, time.perf_counter() - start))
+        self.moved(held, "out", 0, start)
 
 
 def _same_experts(one: str, other: str) -> bool:
     bases = {re.sub(r"_\d+$", "", name) for name in (one, other)}
     return len(bases) == 1 and bases <= set(_EXPERT_NAMES)
+
+
+def _weight_bytes(module: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in module.parameters())
 
 
 # -- strategies -----------------------------------------------------------------------------------------------------
@@ -255,27 +358,33 @@ def _nothing(residency: Residency, held: Held) -> None:
     """Where a placement has nothing to do."""
 
 
+def _weights(residency: Residency, held: Held) -> Weights:
+    held.weights = Weights.of(held.name, held.module, residency.device)
+    return held.weights
+
+
 def _settle_resident(residency: Residency, held: Held) -> None:
     start = time.perf_counter()
-    copied = held.weights.keep_in()
-    residency._emit(ComponentMoved(residency._worker, held.name, "in", copied, time.perf_counter() - start))
+    copied = _weights(residency, held).keep_in()
+    if copied:
+        residency.moved(held, "in", copied, start)
 
 
 def _resident_to_host(residency: Residency, held: Held) -> None:
+    assert held.weights is not None
     held.weights.to_host()
 
 
 def _hold_offloaded(residency: Residency, held: Held) -> None:
     """One host copy: the loaded tensors themselves (mapped files cost nothing), or pinned, where that speeds the copies up."""
-    weights = held.weights
-    if residency.device.type == "cuda" and torch.cuda.is_available() and weights.flat_bytes:
-        buffer = HostBuffer.of(weights.flat_bytes, pinned=True, budget=residency.host_budget)
-        if buffer is not None:
-            weights.hold(buffer.bytes, pinned=buffer.pinned, keep=buffer)
-            held.buffer = buffer
+    weights = _weights(residency, held)
+    if residency.pins and weights.flat_bytes:
+        held.buffer = HostBuffer.of(weights.flat_bytes, pinned=True, budget=residency.host_budget)
+        if held.buffer is not None:
+            weights.hold(held.buffer.bytes, pinned=held.buffer.pinned, keep=held.buffer)
+        how = "pinned" if held.buffer is not None and held.buffer.pinned else "not pinned"
         residency.decide(
-            held.name, "pinned" if buffer is not None and buffer.pinned else "not pinned",
-            f"host copy of {held.name}: {'pinned' if buffer is not None and buffer.pinned else 'as loaded'}",
+            held.name, how, f"host copy of {held.name}, {size_text(weights.flat_bytes)}: {how}",
             bytes=weights.flat_bytes, host_left_bytes=residency.host_budget.left_bytes,
         )
     weights.settle()
@@ -283,6 +392,7 @@ def _hold_offloaded(residency: Residency, held: Held) -> None:
 
 
 def _release_offloaded(residency: Residency, held: Held) -> None:
+    assert held.weights is not None
     held.weights.restore()
     if held.buffer is not None:
         held.weights.to_host()
@@ -290,16 +400,42 @@ def _release_offloaded(residency: Residency, held: Held) -> None:
         held.buffer = None
 
 
+def _start_stream(residency: Residency, held: Held) -> None:
+    start = time.perf_counter()
+    held.stream = BlockStream(
+        held.name, held.module, residency.device, depth=residency.prefetch, streams=residency.streams,
+        keep_bytes=residency.keep_bytes.get(held.name, 0),
+        hold=lambda size_bytes: HostBuffer.of(size_bytes, pinned=residency.pins, budget=residency.host_budget),
+    )
+    residency.moved(held, "in", held.stream.outside.bytes_in, start)
+
+
+def _open_stream(residency: Residency, held: Held) -> None:
+    assert held.stream is not None
+    held.stream.open()
+
+
+def _close_stream(residency: Residency, held: Held) -> None:
+    assert held.stream is not None
+    held.stream.close()
+
+
+def _end_stream(residency: Residency, held: Held) -> None:
+    assert held.stream is not None
+    held.stream.release()
+
+
 def _refuse_sharding(residency: Residency, held: Held) -> None:
     raise UsageError(
         f"{held.name} is planned as fsdp, but this worker runs alone on {residency.device}: sharding needs a group of workers, "
         "one for each device",
-        option="--fsdp", hint="Use --no-fsdp, or place the component with --component-residency.",
+        option="--fsdp", hint="use --no-fsdp, or place the component with --component-residency",
     )
 
 
 STRATEGIES: Mapping[Mode, Strategy] = {
     "resident": Strategy(_settle_resident, _nothing, _nothing, _resident_to_host),
     "component-offload": Strategy(_hold_offloaded, Residency.bring_in, Residency.take_out, _release_offloaded),
+    "layerwise-offload": Strategy(_start_stream, _open_stream, _close_stream, _end_stream),
     "fsdp": Strategy(_refuse_sharding, _nothing, _nothing, _nothing),
 }
