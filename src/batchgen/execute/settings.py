@@ -44,11 +44,27 @@ class EngineSettings:
     extra: tuple[tuple[str, str], ...] = field(default=())
 
 
+ENGINE = "batchgen.execute.engine:Engine"
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
+    """First message to a worker. `factory` is "module:callable", called like Engine: another one makes a worker of another kind."""
+
     worker: int
     engine: EngineSettings
     plan: Plan
+    factory: str = ENGINE
+
+
+@dataclass(frozen=True, slots=True)
+class StopAfterBatch:
+    """To a worker: finish the batch in flight, then end the window."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """To a worker: nothing more will come."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,497 @@
+"""The supervisor: gives windows to worker processes, journals what they say, and brings the night to an end in good order.
+
+Holds the journal and no device; imports neither torch nor diffusers. A worker may die at any moment: only jobs of the batch it
+had in flight are suspected, they are tried again alone, and whoever kills a worker twice is set aside with the reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import wait
+
+from batchgen import errors
+from batchgen.errors import BatchgenError, InterruptedRunError, RunStoppedError, WorkerLostError
+from batchgen.events import (
+    Event,
+    FailureKind,
+    JobFailed,
+    LatentsSpooled,
+    MemorySample,
+    OutputDone,
+    StageBatchDone,
+    StageBatchStarted,
+    WindowDone,
+    WorkerDied,
+    WorkerReady,
+    WorkerReplaced,
+    WorkerStopped,
+)
+from batchgen.execute.process import WorkerProcess
+from batchgen.execute.settings import ENGINE, EngineSettings, StopAfterBatch, Window, WorkerSetup
+from batchgen.execute.stopping import Clock, StopSignals
+from batchgen.execute.watch import MemoryWatch
+from batchgen.execute.worker import CRASH
+from batchgen.journal import Journal
+from batchgen.outputs.whole import judge
+from batchgen.plan.records import Plan
+from batchgen.reconcile import Reconciled, adoption, reconcile
+from batchgen.runfolder import RunFolder
+
+Listen = Callable[[Event], None]
+
+HANG_SECONDS = 3600.0
+_TURN_SECONDS = 0.5  # the longest sleep between looks at clocks and processes
+_STATUS_SECONDS = 2.0
+_START_SECONDS = 900.0  # a worker may be silent for so long before its first batch: a large model on a slow disk
+_MAX_BARREN = 3  # deaths in a row with no batch begun: the model, not a job
+_MAX_FRUITLESS = 16  # deaths in a row with no picture between
+_BATCHES_A_WINDOW = 8
+_LEAST_WINDOW = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """All of one run. The journal holds the manifest's jobs already, the folder is locked."""
+
+    folder: RunFolder
+    journal: Journal
+    setup: EngineSettings
+    plan: Plan
+    workers: int = 1
+    devices: tuple[str, ...] = ()  # torch names, one a worker; empty: setup.device for every one
+    stop_at: float | None = None  # epoch seconds; see stopping.next_time
+    max_hours: float | None = None
+    retry_failed: bool = False
+    verify: bool = False
+    hang_seconds: float = HANG_SECONDS  # a worker silent for so long with work in hand is ended
+    max_worker_bytes: int | None = None  # resident memory beyond which a worker is replaced
+    factory: str = ENGINE  # "module:callable" that makes the engine in the worker
+    prewarmed: tuple[WorkerProcess, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMemory:
+    """Over a worker's life in this run. Bytes."""
+
+    worker: int
+    rss_bytes: int
+    rss_peak_bytes: int
+    device_peak_bytes: int
+    slope_bytes_per_hour: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How a run ended. `stopped_by`: None when nothing is left, else "stop-at" or "max-hours" (signals and errors raise)."""
+
+    counts: dict[str, int]
+    stopped_by: str | None
+    seconds: float
+    rendered: int  # outputs made in this run
+    deaths: int = 0
+    replaced: int = 0
+    reconciled: Reconciled = field(default_factory=Reconciled)
+    memory: tuple[WorkerMemory, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """0 all done; 3 some failed or were filtered; 1 jobs are left for the next run."""
+        if self.counts["pending"] or self.counts["running"]:
+            return errors.EXIT_STOPPED
+        return errors.EXIT_SOME_FAILED if self.counts["failed"] or self.counts["filtered"] else errors.EXIT_DONE
+
+
+@dataclass(slots=True, eq=False)
+class _Seat:
+    """One worker's place: the process in it changes, the number and the device do not."""
+
+    number: int
+    device: str
+    process: WorkerProcess
+    watch: MemoryWatch
+    window: int | None = None
+    held: set[str] = field(default_factory=set)  # jobs of the window without an outcome
+    flight: dict[str, StageBatchStarted] = field(default_factory=dict)  # by stage
+    batches: int = 0  # begun by this process
+    heard: float = 0.0  # monotonic
+    noted: float = 0.0
+    stage: str = ""
+    jobs: int = 0
+    deaths: int = 0
+    open: bool = True
+
+
+def window_sizes(plan: Plan) -> tuple[int, int]:
+    """Jobs in the first window of a worker (one batch, so that the first pictures come soon) and in the ones after."""
+    batch = plan.batch_size or max((stage.batch for stage in plan.stages if stage.name in ("denoise", "pipeline")), default=0) or 4
+    return batch, max(plan.window or _BATCHES_A_WINDOW * batch, _LEAST_WINDOW if plan.window is None else 1)
+
+
+def run_jobs(request: RunRequest, listen: Listen) -> RunResult:
+    """Renders every pending job of the journal, or as many as time and signals let it.
+
+    Returns when nothing is left, or at `stop_at`/`max_hours`. Raises InterruptedRunError after a signal, DiskError,
+    WorkerLostError or what stopped a worker's engine, each with the journal in order and no child left. RefusedError if foreign
+    files stand under planned names.
+    """
+    return Supervisor(request, listen).run()
+
+
+class Supervisor:
+    """Mutable; lives for one run, in one thread."""
+
+    def __init__(self, request: RunRequest, listen: Listen) -> None:
+        self.request = request
+        self.journal = request.journal
+        self._listen = listen
+        self._clock = Clock(stop_at=request.stop_at, max_seconds=None if request.max_hours is None else request.max_hours * 3600)
+        self._seats: list[_Seat] = []
+        self._spare = list(request.prewarmed)
+        self._first, self._size = window_sizes(request.plan)
+        self._windows = 0
+        self._stopped_by: str | None = None
+        self._error: BatchgenError | None = None
+        self._barren = self._fruitless = self._deaths = self._replaced = self._rendered = 0
+        self._memory: list[WorkerMemory] = []
+        self._slowest = 0.0  # seconds of the longest batch
+        self._reconciled = Reconciled()
+        self._spooled: set[str] = set()  # paths of latents below the run folder
+        self._blamed: set[str] = set()  # jobs suspected since the last output
+
+    # --- the whole ------------------------------------------------------------------------------------------------
+
+    def run(self) -> RunResult:
+        with StopSignals() as signals:
+            try:
+                self._begin()
+                while self._error is None and any(seat.open for seat in self._seats):
+                    self._turn(signals)
+            except BatchgenError as error:
+                self._error = self._error or error
+            finally:
+                self._end(signals)
+        if self._error is not None:
+            raise self._error
+        counts = self.journal.counts()
+        return RunResult(
+            counts, self._stopped_by if counts["pending"] else None, self._clock.seconds, self._rendered, self._deaths, self._replaced,
+            self._reconciled, tuple(self._memory),
+        )
+
+    def _begin(self) -> None:
+        request = self.request
+        request.folder.prepare()
+        orderly = self.journal.begin_run()
+        overwrite = request.setup.outputs.overwrite
+        self._reconciled = reconcile(request.folder, self.journal, after_crash=not orderly, verify=request.verify, overwrite=overwrite)
+        if request.retry_failed:
+            self.journal.retry_failed()
+        pending = self.journal.pending()
+        self._sweep_spool(everything=True)
+        devices = request.devices or (request.setup.device,) * max(1, request.workers)
+        for number in range(min(len(devices), pending)):
+            seat = _Seat(number, devices[number], self._spawn(), MemoryWatch(request.max_worker_bytes))
+            self._seats.append(seat)
+            self._set_up(seat)
+
+    def _spawn(self) -> WorkerProcess:
+        return self._spare.pop() if self._spare else WorkerProcess(self.request.factory)
+
+    def _set_up(self, seat: _Seat) -> None:
+        setup = replace(self.request.setup, device=seat.device)
+        seat.process.send(WorkerSetup(seat.number, setup, self.request.plan, self.request.factory))
+        seat.heard = time.monotonic()
+        seat.batches = 0
+        self._note(seat, "starting", pid=seat.process.pid, device=seat.device, since=time.time(), deaths=seat.deaths)
+        self._give(seat)
+
+    def _end(self, signals: StopSignals) -> None:
+        """No child is left, no job is left running, the journal says how it ended."""
+        for seat in self._seats:
+            if seat.open:
+                self._remember(seat)
+                self._kill(seat, "stopped")
+        for spare in self._spare:
+            spare.kill()
+            spare.close()
+        try:
+            self.journal.release()
+            self._sweep_spool(everything=True)
+            self.journal.end_run(self._stopped_by if self._error is None else type(self._error).__name__)
+        except BatchgenError as error:
+            self._error = self._error or error
+        if self._error is None and signals.received and (left := self.journal.counts()["pending"]):
+            self._error = InterruptedRunError(
+                signals.received[0], f"stopped by {signals.received[0]}; {left} jobs are left. The same command goes on from here.",
+            )
+
+    # --- one turn of the loop -------------------------------------------------------------------------------------
+
+    def _turn(self, signals: StopSignals) -> None:
+        ready = wait([signals.fileno(), *(seat.process.pipe for seat in self._seats if seat.open)], _TURN_SECONDS)
+        if signals.fileno() in ready:
+            signals.clear()
+        if len(signals.received) > 1:
+            self._stop_now(signals.received[0])
+            return
+        if self._stopped_by is None and (reason := signals.received[0] if signals.received else self._clock.ended_by()):
+            self._stop(reason)
+        heard = [(seat, *seat.process.received()) for seat in self._seats if seat.open]
+        self._take_in([event for _, events, _ in heard for event in events])
+        for seat, events, ended in heard:
+            for event in events:
+                self._handle(seat, event)
+            if seat.open and (ended or seat.process.ended()) and self._error is None:
+                self._take_in_last(seat)
+                if seat.open and self._error is None:
+                    self._bury(seat)
+        self._look_for_hangs()
+
+    def _take_in(self, events: Sequence[Event]) -> None:
+        """Journals first, tells listeners then: what a listener shows is what a resume would know."""
+        self.journal.record(events)
+        for event in events:
+            self._listen(event)
+
+    def _handle(self, seat: _Seat, event: Event) -> None:
+        seat.heard = time.monotonic()
+        match event:
+            case WorkerReady():
+                self._note(seat, "ready", device=event.device)
+            case StageBatchStarted():
+                seat.flight[event.stage] = event
+                seat.batches += 1
+                seat.stage = event.stage
+                self._barren = 0
+                if seat.heard - seat.noted > _STATUS_SECONDS:
+                    self._note(seat, "working", stage=event.stage)
+            case StageBatchDone():
+                seat.flight.pop(event.stage, None)
+                self._slowest = max(self._slowest, event.seconds)
+            case OutputDone():
+                self._settled(seat, event.key)
+                seat.jobs += 1
+                self._rendered += "adopted" not in event.flags
+                self._fruitless = self._barren = 0
+                self._blamed.clear()
+            case LatentsSpooled():
+                self._spooled.add(event.path)
+            case JobFailed():
+                self._settled(seat, event.key)
+            case MemorySample():
+                seat.watch.sample(event, seat.heard)
+            case WindowDone() if event.window == seat.window:
+                self._window_done(seat)
+            case WorkerStopped() if event.fatal is not None:
+                self._fatal(seat, event)
+
+    @staticmethod
+    def _settled(seat: _Seat, key: str) -> None:
+        seat.held.discard(key)
+
+    # --- windows --------------------------------------------------------------------------------------------------
+
+    def _give(self, seat: _Seat) -> None:
+        """The next window, or the worker's end where nothing is left to give."""
+        if self._stopped_by is not None or self._error is not None:
+            self._dismiss(seat)
+            return
+        first = seat.watch.windows == 0 and seat.jobs == 0
+        # The last windows are shared out, so that no worker idles while another has many to do.
+        share = -(-self.journal.pending() // sum(other.open for other in self._seats))
+        jobs, spooled = self.journal.take(self._first if first else max(self._first, min(self._size, share)), seat.number)
+        if not jobs:
+            if any(other.held for other in self._seats if other is not seat):
+                seat.window = None  # another worker may yet die and leave work
+                self._note(seat, "idle", stage=None)
+            else:
+                self._dismiss(seat)
+            return
+        self._windows += 1
+        seat.window, seat.held, seat.flight = self._windows, {job.key for job in jobs}, {}
+        seat.heard = time.monotonic()
+        present = {key: path for key, path in spooled.items() if (self.request.folder.path / path).exists()}
+        if len(present) < len(spooled):
+            self.journal.drop_spool(set(spooled.values()) - set(present.values()))
+        seat.process.send(Window(self._windows, tuple(jobs), tuple(sorted(present.items()))))
+        self._note(seat, "working", window=self._windows)
+
+    def _window_done(self, seat: _Seat) -> None:
+        if seat.held:
+            if self._stopped_by is None:
+                reason = "the engine ended the window without saying what became of the job"
+                self._take_in([JobFailed(seat.number, key, "error", "", reason, True) for key in sorted(seat.held)])
+            self.journal.release(seat.held)
+        seat.window, seat.held, seat.flight = None, set(), {}
+        seat.watch.window_done()
+        self._note(seat, "working", rss_bytes=seat.watch.rss_bytes, slope_bytes_per_hour=seat.watch.slope_bytes_per_hour,
+                   device_bytes=seat.watch.device_bytes, device_peak_bytes=seat.watch.device_peak_bytes)
+        self._sweep_spool()
+        if seat.watch.outgrown and self._stopped_by is None and self.journal.pending():
+            self._replace(seat)
+        else:
+            self._give(seat)
+        self._wake_idle()
+
+    def _wake_idle(self) -> None:
+        for seat in self._seats:
+            if seat.open and seat.window is None and not seat.held:
+                self._give(seat)
+
+    def _replace(self, seat: _Seat) -> None:
+        self._remember(seat)
+        self._take_in([WorkerReplaced(seat.number, seat.watch.rss_bytes, seat.watch.watermark_bytes or 0)])
+        self._replaced += 1
+        seat.process.finish()
+        seat.process = self._spawn()
+        seat.watch = MemoryWatch(self.request.max_worker_bytes)
+        self._set_up(seat)
+
+    def _dismiss(self, seat: _Seat) -> None:
+        if seat.open:
+            self._remember(seat)
+            seat.open = False
+            self._note(seat, "ended", stage=None)
+            seat.process.finish()
+
+    def _sweep_spool(self, *, everything: bool = False) -> None:
+        """Removes latents whose jobs have an outcome; with no worker at work, `everything` that no job waits for."""
+        folder = self.request.folder
+        used = self.journal.spool_in_use()
+        if everything and folder.spool.is_dir():
+            self._spooled = {path.relative_to(folder.path).as_posix() for path in folder.spool.rglob("*") if path.is_file()}
+        for path in self._spooled - used:
+            (folder.path / path).unlink(missing_ok=True)
+        self._spooled &= used
+
+    # --- endings --------------------------------------------------------------------------------------------------
+
+    def _stop(self, reason: str) -> None:
+        self._stopped_by = reason
+        for seat in self._seats:
+            if not seat.open:
+                continue
+            if seat.window is None:
+                self._dismiss(seat)
+            else:
+                seat.process.send(StopAfterBatch())
+                self._note(seat, "stopping")
+
+    def _stop_now(self, reason: str) -> None:
+        self._stopped_by = reason
+        for seat in self._seats:
+            if seat.open:
+                self._kill(seat, "stopped")
+
+    def _kill(self, seat: _Seat, cause: str) -> None:
+        """Ends a worker at once; what it had finished before still counts."""
+        seat.open = False
+        seat.process.kill(cause)
+        events, _ = seat.process.received()
+        seat.process.close()
+        try:
+            self._take_in(events)
+        except BatchgenError as error:
+            self._error = self._error or error
+        self._rendered += sum(isinstance(event, OutputDone) for event in events)
+
+    def _fatal(self, seat: _Seat, event: WorkerStopped) -> None:
+        """The engine cannot go on. An unforeseen exception counts as the worker's death; anything else ends the run."""
+        if event.error == CRASH:
+            seat.process.cause = f"ended by an unexpected error: {event.fatal}"
+            return
+        kind = getattr(errors, event.error or "", RunStoppedError)
+        known = isinstance(kind, type) and issubclass(kind, BatchgenError) and kind not in (errors.ManifestError, errors.RunLockedError)
+        made = kind if known else RunStoppedError
+        self._error = made(event.fatal or "", hint=event.hint)
+
+    def _look_for_hangs(self) -> None:
+        for seat in self._seats:
+            limit = max(self.request.hang_seconds, 10 * self._slowest)
+            if not seat.batches:
+                limit = max(limit, _START_SECONDS)
+            if seat.open and seat.window is not None and time.monotonic() - seat.heard > limit:
+                seat.process.show_stacks()
+                seat.process.kill(f"ended by the supervisor after {limit:.0f} s without a sign of life")
+                self._take_in_last(seat)
+                if seat.open:
+                    self._bury(seat, kind="timeout")
+
+    def _take_in_last(self, seat: _Seat) -> None:
+        events, _ = seat.process.received()
+        self._take_in(events)
+        for event in events:
+            self._handle(seat, event)
+
+    def _bury(self, seat: _Seat, *, kind: FailureKind = "worker-died") -> None:
+        """A worker has ended without being asked: blame, release, and put another in its place."""
+        if seat.window is None and self._stopped_by is not None:
+            seat.open = False
+            return
+        cause = seat.process.how_it_ended()
+        seat.process.kill()
+        self._deaths += 1
+        seat.deaths += 1
+        self._fruitless += 1
+        stage, suspects = self._suspects(seat)
+        if not suspects:
+            self._barren += 1
+        self._blamed.update(suspects)
+        self._take_in([WorkerDied(seat.number, seat.process.pid, cause, stage, suspects)])
+        self._settle_the_dead(seat, suspects, kind, stage, cause)
+        words = seat.process.last_words()
+        seat.process.close()
+        if self._barren >= _MAX_BARREN or self._fruitless >= _MAX_FRUITLESS:
+            seat.open = False
+            self.journal.absolve(self._blamed)
+            raise self._lost(cause, words)
+        if self._stopped_by is not None:
+            seat.open = False
+            return
+        seat.process = self._spawn()
+        seat.watch = MemoryWatch(self.request.max_worker_bytes)
+        self._set_up(seat)
+        self._wake_idle()
+
+    @staticmethod
+    def _suspects(seat: _Seat) -> tuple[str, tuple[str, ...]]:
+        """Stage and jobs of the batches in flight; none where it ended between batches, as in loading the model."""
+        if not seat.flight:
+            return seat.stage, ()
+        keys = {key for batch in seat.flight.values() for key in batch.keys}
+        return list(seat.flight.values())[-1].stage, tuple(sorted(keys & seat.held))
+
+    def _settle_the_dead(self, seat: _Seat, suspects: Sequence[str], kind: FailureKind, stage: str, cause: str) -> None:
+        outputs = self.request.folder.outputs
+        events: list[Event] = []
+        for key in sorted(seat.held):
+            output = self.journal.job(key).output
+            verdict, settings = judge(outputs / output, key)
+            if verdict == "ours" and settings is not None:
+                events.append(adoption(outputs / output, key, output, settings, seat.number))  # renamed, but not told
+            elif key in suspects:
+                events.append(JobFailed(seat.number, key, kind, stage, f"worker {cause}, in stage {stage or 'unknown'}", True))
+        self._take_in(events)
+        self.journal.release(seat.held)
+        seat.window, seat.held, seat.flight = None, set(), {}
+
+    def _lost(self, cause: str, words: str) -> WorkerLostError:
+        tail = f"\nIts last words:\n{words[-1500:]}" if words else ""
+        return WorkerLostError(
+            f"no worker lives long enough to render: the last one was {cause}{tail}",
+            hint="If memory ran out: --performance-mode memory, a smaller --batch-size, or fewer --workers. The same command resumes.",
+        )
+
+    # --- notes for status -----------------------------------------------------------------------------------------
+
+    def _note(self, seat: _Seat, state: str, **fields: object) -> None:
+        seat.noted = time.monotonic()
+        self.journal.set_worker(seat.number, state=state, jobs=seat.jobs, **({"since": time.time()} | fields))
+
+    def _remember(self, seat: _Seat) -> None:
+        watch = seat.watch
+        self._memory.append(
+            WorkerMemory(seat.number, watch.rss_bytes, watch.rss_peak_bytes, watch.device_peak_bytes, watch.slope_bytes_per_hour)
+        )

@@ -1,0 +1,189 @@
+"""What a resume does before anything is rendered: hold the journal against the disk.
+
+Done is a row whose file has its size and hash. Files the journal does not know are adopted where their own settings name the
+job, and never written over. Nothing is deleted: what stands in the way and is no work of this job's is moved to `aside/`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from batchgen.errors import RefusedError
+from batchgen.events import OutputDone
+from batchgen.journal import Journal, Known
+from batchgen.journalfile import JournalMode
+from batchgen.outputs.files import disk_errors, is_temp, make_folders, measure, size_of, sweep
+from batchgen.outputs.metadata import read_settings
+from batchgen.outputs.whole import condition, judge
+from batchgen.runfolder import RunFolder
+
+RECENT_SECONDS = 60.0  # of the time before a crash: what a power cut may have torn
+_SHOWN = 10
+
+
+@dataclass(slots=True)
+class Reconciled:
+    """What was found. Paths are below outputs/."""
+
+    checked: int = 0
+    hashed: int = 0
+    adopted: list[str] = field(default_factory=list)
+    redone: list[str] = field(default_factory=list)  # done before, file missing, changed or damaged
+    moved_aside: list[str] = field(default_factory=list)
+    swept: int = 0  # temp files of a killed run
+    recovered: int = 0  # outputs read for a new journal
+
+    @property
+    def lines(self) -> list[str]:
+        """For people: only what is worth saying."""
+        said = []
+        if self.recovered:
+            said.append(f"journal begun anew: {self.recovered} finished outputs found by their own metadata")
+        if self.adopted:
+            said.append(f"{len(self.adopted)} outputs adopted that the journal did not know as done")
+        if self.redone:
+            said.append(f"{len(self.redone)} outputs missing, changed or damaged, to be rendered again: {_some(self.redone)}")
+        if self.moved_aside:
+            said.append(f"{len(self.moved_aside)} files moved to aside/: {_some(self.moved_aside)}")
+        return said
+
+
+def _some(paths: list[str]) -> str:
+    return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+
+
+def open_journal(folder: RunFolder, *, mode: JournalMode | None = None) -> tuple[Journal, int]:
+    """The folder's journal, to write, with the lock held; and how many outputs were found on disk for one that is new.
+
+    A damaged journal is set aside (`Journal.damaged`), and its done jobs are found again by the outputs' own metadata as soon as
+    the manifest is ingested. So are they where the journal was deleted. Raises RefusedError for a newer schema, DiskError.
+    """
+    make_folders(folder.path)
+    journal = Journal.open(folder.journal, mode=mode)
+    return journal, recover(folder, journal)
+
+
+def recover(folder: RunFolder, journal: Journal) -> int:
+    """Fills an empty journal with the outputs found on disk, before `ingest`. Returns how many; 0 if the journal is not new."""
+    if any(journal.counts().values()) or not folder.outputs.is_dir():
+        return 0
+    found = list(_own_outputs(folder.outputs))
+    if found:
+        journal.set_found(found)
+    return len(found)
+
+
+def _own_outputs(outputs: Path) -> Iterator[tuple[str, str, str | None]]:
+    for root, folders, names in os.walk(outputs):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(root, name)
+            settings = None if is_temp(name) else read_settings(path)
+            if settings is None or condition(path) != "whole":
+                continue
+            if settings.get("frames_folder"):
+                path = path.parent  # one frame of a clip kept as pictures
+            seed = settings.get("seed")
+            yield str(settings["key"]), path.relative_to(outputs).as_posix(), None if seed is None else str(seed)
+            if settings.get("frames_folder"):
+                break
+
+
+def reconcile(folder: RunFolder, journal: Journal, *, after_crash: bool, verify: bool = False, overwrite: bool = False) -> Reconciled:
+    """Checks done outputs and the places of pending ones. With the lock held, after `ingest`, before the first window.
+
+    Every done output is looked at (one stat); hashed are those of the last minute before a crash, or all with `verify`. Raises
+    RefusedError where foreign files stand under planned names (unless `overwrite`), DiskError.
+    """
+    found = Reconciled()
+    with disk_errors(folder.outputs):
+        journal.release()
+        if after_crash:
+            found.swept = sweep(folder.path)
+        _check_done(folder, journal, found, after_crash, verify)
+        _check_pending(folder, journal, found, overwrite)
+    return found
+
+
+def _check_done(folder: RunFolder, journal: Journal, found: Reconciled, after_crash: bool, verify: bool) -> None:
+    last = journal.last_written()
+    recent = last - RECENT_SECONDS if after_crash and last is not None else float("inf")
+    broken: list[Known] = []
+    for row in journal.known("done"):
+        found.checked += 1
+        path = folder.outputs / row.output
+        if size_of(path) != row.size_bytes:
+            broken.append(row)
+        elif verify or (row.written_at or 0.0) >= recent:
+            found.hashed += 1
+            if measure(path)[1] != row.sha256:
+                broken.append(row)
+    if not broken:
+        return
+    found.redone = [row.output for row in broken]
+    journal.redo(row.key for row in broken)
+
+
+def _check_pending(folder: RunFolder, journal: Journal, found: Reconciled, overwrite: bool) -> None:
+    """A file under a pending job's name is adopted, cleared away, or a reason to stop before anything is rendered."""
+    known_before = set(found.redone)
+    foreign: list[str] = []
+    adopted: list[OutputDone] = []
+    for row in list(_present(folder, journal)):
+        path = folder.outputs / row.output
+        verdict, settings = judge(path, row.key)
+        if verdict == "ours" and settings is not None:
+            adopted.append(adoption(path, row.key, row.output, settings))
+        elif verdict == "damaged" or row.output in known_before:
+            clear(folder, path, row.output, found)
+        elif verdict == "foreign" and not overwrite:
+            foreign.append(row.output)
+    if foreign:
+        shown = "\n".join(f"  {folder.outputs / name}" for name in foreign[:_SHOWN])
+        more = f"\n  ... and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else ""
+        raise RefusedError(
+            f"{len(foreign)} files stand where pictures of this run would go, and are not batchgen's for these jobs:\n{shown}{more}",
+            hint="Move them away, use --overwrite to replace them, or --new to start beside this folder.",
+        )
+    journal.record(adopted)
+    names = {event.path for event in adopted}
+    found.adopted = sorted(names)
+    found.redone = [name for name in found.redone if name not in names]
+
+
+def _present(folder: RunFolder, journal: Journal) -> Iterator[Known]:
+    for row in journal.known("pending"):
+        if os.path.lexists(os.path.join(folder.outputs, row.output)):
+            yield row
+
+
+def adoption(path: Path, key: str, output: str, settings: dict[str, object], worker: int = -1) -> OutputDone:
+    """The event of an output that is there already, made for this very job."""
+    size, digest = measure(path)
+    batch = settings.get("batch")
+    flags = settings.get("flags")
+    kept = tuple(str(flag) for flag in flags if flag != "adopted") if isinstance(flags, list) else ()
+
+    return OutputDone(
+        worker, key, output, size, digest, batch if isinstance(batch, int) else 0, 0.0, json.dumps(settings, ensure_ascii=False),
+        (*kept, "adopted"),
+    )
+
+
+def clear(folder: RunFolder, path: Path, output: str, found: Reconciled) -> None:
+    """Makes room under a planned name: an empty file goes, anything else is moved to aside/."""
+    if path.is_file() and not path.is_symlink() and path.stat().st_size == 0:
+        path.unlink()
+        return
+    target = folder.aside / output
+    number = 1
+    while os.path.lexists(target):
+        number += 1
+        target = (folder.aside / output).with_name(f"{number}-{path.name}")
+    make_folders(target.parent)
+    path.rename(target)
+    found.moved_aside.append(output)
