@@ -7,7 +7,7 @@ again are fields of the exception as well.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 EXIT_DONE = 0
@@ -76,16 +76,17 @@ class ManifestError(RefusedError):
 
     SHOWN = 50
 
-    def __init__(self, faults: Sequence[Fault], *, total: int | None = None) -> None:
+    def __init__(self, faults: Sequence[Fault], *, total: int | None = None, counts: Mapping[str, int] | None = None) -> None:
+        """`total` and `counts` (by kind) count those too that are not among `faults`, of a file with very many."""
         self.faults = tuple(faults)
         self.total = len(self.faults) if total is None else total
         shown = [str(fault) for fault in self.faults[: self.SHOWN]]
         if self.total > len(shown):
-            kinds: dict[str, int] = {}
-            for fault in self.faults:
+            kinds: dict[str, int] = dict(counts or {})
+            for fault in self.faults if counts is None else ():
                 kinds[fault.kind] = kinds.get(fault.kind, 0) + 1
-            counts = ", ".join(f"{kind}: {count}" for kind, count in sorted(kinds.items(), key=lambda item: -item[1]))
-            shown.append(f"... and {self.total - len(shown)} more faults ({counts})")
+            by_kind = ", ".join(f"{kind}: {count}" for kind, count in sorted(kinds.items(), key=lambda item: -item[1]))
+            shown.append(f"... and {self.total - len(shown)} more faults (in all, {by_kind})")
         super().__init__("\n".join(shown))
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 SEED_LIMIT = 2**64
 
-SeedSource = Literal["row", "identity", "drawn"]
+SeedSource = Literal["row", "option", "identity", "drawn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,7 @@ class Job:
     strength: float | None = None
     lora: str | None = None  # NAME or NAME:WEIGHT
     extra: tuple[tuple[str, str], ...] = ()  # the manifest's other columns, untouched
+    snapped: tuple[tuple[str, int], ...] = ()  # sizes or frames asked for, where --snap took the nearest that the model can make
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < SEED_LIMIT:
@@ -102,6 +103,7 @@ class Job:
     def from_json(cls, text: str) -> Job:
         fields: dict[str, Any] = json.loads(text)
         fields["extra"] = tuple((str(name), str(value)) for name, value in fields["extra"])
+        fields["snapped"] = tuple((str(name), int(value)) for name, value in fields.get("snapped", ()))
         return cls(**fields)
 
 

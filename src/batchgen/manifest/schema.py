@@ -1,0 +1,174 @@
+"""One row's cells to typed fields, with every fault the row has. Knows nothing of other rows."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from batchgen.errors import Fault, UsageError
+from batchgen.manifest import values
+from batchgen.manifest.columns import BY_NAME, Layout, match_header
+from batchgen.manifest.objects import as_json
+from batchgen.manifest.options import INPUTS, ManifestOptions
+from batchgen.manifest.rows import Cells
+from batchgen.manifest.sizes import Misfit, misfits
+
+SETTINGS = ("negative_prompt", "width", "height", "steps", "guidance", "true_cfg_scale", "num_frames", "fps", "strength", "lora")
+_PATHS = ("image", "last_image", "mask")
+_LORA = re.compile(r"(.+?)(?::([+-]?[0-9]*\.?[0-9]+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row without faults."""
+
+    line: int
+    said: Mapping[str, object]  # known fields the row itself says, typed
+    settings: Mapping[str, object]  # SETTINGS and num_images with the run's defaults in
+    snapped: tuple[tuple[str, int], ...]  # what the row or the run asked for where --snap took another value
+    extra: tuple[tuple[str, str], ...]
+
+
+class RowReader:
+    """Reads rows under the options of one run."""
+
+    def __init__(self, options: ManifestOptions, *, name: str, folder: str, decimal_comma: Callable[[], bool] = lambda: False) -> None:
+        self.options = options
+        self.name = name
+        self.defaults, self.snapped_defaults = _defaults(options)
+        self._folder = folder
+        self._comma = decimal_comma
+        self._layouts: dict[tuple[str, ...], tuple[Layout, tuple[Fault, ...]]] = {}
+
+    def layout(self, header: tuple[str, ...], line: int | None) -> tuple[Layout, tuple[Fault, ...]]:
+        """The layout of a header, and everything wrong with it."""
+        if header not in self._layouts:
+            layout, faults = match_header(
+                header, file=self.name, line=line, prompt_column=self.options.prompt_column, carry=self.options.carry,
+            )
+            self._layouts[header] = layout, tuple(faults)
+        return self._layouts[header]
+
+    def read(self, layout: Layout, line: int, cells: Cells) -> tuple[Row | None, list[Fault]]:
+        """The row, or None and why not."""
+        if len(cells) > len(layout.header):
+            return None, [self._too_long(layout, line, cells)]
+        faults: list[Fault] = []
+        said: dict[str, object] = {}
+
+        def fault(field: str, value: object, message: str, fix: str, kind: str) -> None:
+            faults.append(Fault(self.name, line, layout.heading(field), values.shown(value), message, fix, kind))
+
+        for field, place in layout.fields:
+            cell = cells[place] if place < len(cells) else None
+            try:
+                value = self._value(field, cell)
+            except values.Problem as problem:
+                fault(field, cell, problem.message, problem.fix, problem.kind)
+                said[field] = None  # said, though wrongly: nothing else may complain that it is missing
+                continue
+            if value is None:
+                continue
+            if field == "size":
+                said["width"], said["height"] = value  # type: ignore[misc]
+            else:
+                said[field] = value
+        if "prompt" not in said:
+            if self.options.allow_empty_prompt:
+                said["prompt"] = ""
+            else:
+                fault("prompt", None, "the prompt is empty", "write one, or allow it with --allow-empty-prompt", "empty-prompt")
+        for field in INPUTS:
+            if said.get(field) is not None:
+                self._check_input(field, said, fault)
+        extra = self._extra(layout, cells, fault)
+        said = {field: value for field, value in said.items() if value is not None}
+        settings = {**self.defaults, **{field: value for field, value in said.items() if field in self.defaults}}
+        snapped = [(field, asked) for field, asked in self.snapped_defaults if field not in said]
+        for misfit in misfits(said, self.options.rules):
+            if self.options.snap:
+                snapped.append((misfit.field, misfit.value))
+                settings[misfit.field] = misfit.nearest[0]
+            else:
+                fault(misfit.field if misfit.field in dict(layout.fields) else "size", misfit.value, *describe(misfit), "size")
+        if faults:
+            return None, faults
+        if self.options.rules is not None and not self.options.rules.is_video:
+            settings["num_frames"] = settings["fps"] = None
+        return Row(line, said, settings, tuple(snapped), extra), []
+
+    def _value(self, field: str, cell: object) -> object:
+        kind = BY_NAME[field].kind
+        if kind in ("prompt", "text", "path"):
+            value: object = values.text(cell)
+            if kind == "path" and isinstance(value, str):
+                value = value.strip()
+        elif kind == "id":
+            value = values.identifier(cell)
+        elif kind == "seed":
+            value = values.seed(cell)
+        elif kind == "integer":
+            value = values.integer(cell)
+        elif kind == "size":
+            value = values.size(cell)
+        else:
+            value = values.number(cell, high=1.0 if kind == "unit" else float("inf"), decimal_comma=self._comma())
+        return value
+
+    def _check_input(self, field: str, said: dict[str, object], fault: Callable[[str, object, str, str, str], None]) -> None:
+        value = said[field]
+        if field in _PATHS:
+            assert isinstance(value, str)
+            if not os.path.isfile(self.absolute(value).encode("utf-8", "surrogateescape")):
+                fault(field, value, "there is no such file", "paths are relative to the manifest's folder", "no-file")
+        elif field == "lora":
+            match = _LORA.fullmatch(str(value).strip())
+            name = match.group(1) if match else str(value)
+            if name not in self.options.lora_names:
+                known = ", ".join(self.options.lora_names) or "none"
+                fault(field, value, f"no LoRA of that name was given to the run (given: {known})", f"add --lora {name}=PATH", "no-lora")
+        if field not in self.options.inputs_supported:
+            fault(field, value, f"{field} is not yet supported with this model", "leave the column out", "not-yet")
+
+    def absolute(self, path: str) -> str:
+        """A path of the manifest, from its folder on."""
+        return os.path.normpath(os.path.join(self._folder, path))
+
+    def _too_long(self, layout: Layout, line: int, cells: Cells) -> Fault:
+        surplus = ", ".join(str(cell) for cell in cells[len(layout.header) :])
+        message = f"{len(cells)} fields under {len(layout.header)} columns; too many"
+        fix = "put text that holds the delimiter in quotes, or use a .txt file for bare prompts"
+        return Fault(self.name, line, None, values.shown(surplus), message, fix, "too-many-fields")
+
+    @staticmethod
+    def _extra(layout: Layout, cells: Cells, fault: Callable[[str, object, str, str, str], None]) -> tuple[tuple[str, str], ...]:
+        found = []
+        for heading, place in layout.extra:
+            cell = cells[place] if place < len(cells) else None
+            text = cell if isinstance(cell, str) else as_json(cell)
+            try:
+                values.check_text(text)
+            except values.Problem as problem:
+                fault(heading, None, problem.message, problem.fix, problem.kind)
+            found.append((heading, text))
+        return tuple(found)
+
+
+def describe(misfit: Misfit) -> tuple[str, str]:
+    """(what is wrong, what to do) of a size the model cannot make."""
+    return f"{misfit.field} {misfit.rule}", f"take {' or '.join(map(str, misfit.nearest))}, or let --snap take {misfit.nearest[0]}"
+
+
+def _defaults(options: ManifestOptions) -> tuple[dict[str, object], tuple[tuple[str, int], ...]]:
+    """The run's defaults, legal under the model's rules, and what was asked for where --snap changed one."""
+    settings: dict[str, object] = {name: getattr(options.defaults, name, None) for name in (*SETTINGS, "num_images")}
+    snapped = []
+    for misfit in misfits(settings, options.rules):
+        if not options.snap:
+            message, fix = describe(misfit)
+            raise UsageError(f"{message} ({misfit.value})", option=f"--{misfit.field.replace('_', '-')}", hint=fix)
+        settings[misfit.field] = misfit.nearest[0]
+        snapped.append((misfit.field, misfit.value))
+    return settings, tuple(snapped)

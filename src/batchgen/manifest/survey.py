@@ -1,0 +1,166 @@
+"""The first pass: the whole manifest checked in bounded memory, before a model is touched."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from batchgen.errors import Fault, ManifestError
+from batchgen.jobs import ShapeKey
+from batchgen.manifest import prompts
+from batchgen.manifest.columns import COLUMNS, Layout
+from batchgen.manifest.faultfile import fault_file
+from batchgen.manifest.options import ManifestOptions
+from batchgen.manifest.rows import Chunk, FaultLog, FileFaultError, Notice, NoticeLog
+from batchgen.manifest.schema import Row
+from batchgen.manifest.stream import RowStream
+from batchgen.outputs.names import parse_template
+
+SHAPE_SETTINGS = ("width", "height", "num_frames", "fps", "steps", "guidance", "true_cfg_scale", "strength", "lora")
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeCount:
+    shape: ShapeKey
+    jobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedRow:
+    """A row that --skip-invalid left out. `index` is its place among the rows, from 0; `reason` is all that is wrong with it."""
+
+    index: int
+    row: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestSummary:
+    """What a manifest holds. `rows` are those that are not blank; `faults` the first ones of `fault_total`."""
+
+    path: str
+    kind: str
+    rows: int
+    jobs: int
+    shapes: tuple[ShapeCount, ...]  # most jobs first
+    warnings: tuple[Notice, ...]
+    skipped: tuple[SkippedRow, ...]
+    faults: tuple[Fault, ...]
+    fault_total: int
+    fault_counts: tuple[tuple[str, int], ...]
+    fatal: bool  # a fault that --skip-invalid cannot skip
+    extra_columns: tuple[str, ...]
+    delimiter: str | None
+
+
+def check(path: str, options: ManifestOptions) -> ManifestSummary:
+    """Reads the whole manifest. Raises ManifestError with all its faults (with --skip-invalid: only for a file without one good row),
+    UsageError for options that do not fit it."""
+    summary = survey(path, options)
+    if summary.fault_total and (summary.fatal or not options.skip_invalid or summary.jobs == 0):
+        raise ManifestError(summary.faults, total=summary.fault_total, counts=dict(summary.fault_counts))
+    return summary
+
+
+def survey(path: str, options: ManifestOptions) -> ManifestSummary:
+    """Like `check`, but faults are told in the summary. No job at all is a fault."""
+    with fault_file(options.faults_file) as sink:
+        return _Survey(path, options, FaultLog(sink)).run()
+
+
+def shape_of(row: Row) -> ShapeKey:
+    """The shape of the row's jobs."""
+    inputs = tuple(name for name in ("image", "last_image", "mask") if name in row.said)
+    sizes: Any = {name: row.settings[name] for name in SHAPE_SETTINGS}
+    return ShapeKey(**sizes, inputs=inputs)
+
+
+def pictures_of(row: Row) -> int:
+    pictures = row.settings["num_images"]
+    assert isinstance(pictures, int)
+    return pictures
+
+
+class _Survey:
+    def __init__(self, path: str, options: ManifestOptions, log: FaultLog) -> None:
+        parse_template(options.name_template, extension=options.extension)  # wrong syntax is told before a long file is read
+        self.options, self.log = options, log
+        self.notices = NoticeLog()
+        self.stream = RowStream(path, options, self.notices)
+        self.shapes: Counter[ShapeKey] = Counter()
+        self.skipped: list[SkippedRow] = []
+        self.fatal = False
+
+    def run(self) -> ManifestSummary:
+        told = False
+        try:
+            for layout, chunk, faults in self.stream.chunks():
+                if self.stream.has_header and faults and not told:
+                    told = self.fatal = True
+                    self.log.add(faults)
+                self._chunk(layout, chunk, faults)
+        except FileFaultError as error:
+            self.fatal = True
+            self.log.add(error.faults)
+        self._finish()
+        return ManifestSummary(
+            path=self.stream.reader.name, kind=self.stream.kind, rows=self.stream.index, jobs=sum(self.shapes.values()),
+            shapes=tuple(ShapeCount(shape, count) for shape, count in self.shapes.most_common()), warnings=self.notices.notices,
+            skipped=tuple(self.skipped), faults=self.log.faults, fault_total=self.log.total, fault_counts=tuple(self.log.counts.items()),
+            fatal=self.fatal, extra_columns=tuple(self.stream.extra), delimiter=self.stream.reader.delimiter,
+        )
+
+    def _chunk(self, layout: Layout, chunk: Chunk, faults: Sequence[Fault]) -> None:
+        good: list[Row] = []
+        for entry in self.stream.entries(layout, chunk, faults):
+            if entry.faults:
+                self.log.add(entry.faults)
+                if self.options.skip_invalid:
+                    self.skipped.append(SkippedRow(entry.index, entry.line, "; ".join(map(str, entry.faults))[:500]))
+            elif entry.row is not None:
+                good.append(entry.row)
+                self._count(entry.row)
+        self._prompts([row.line for row in good], [str(row.said["prompt"]) for row in good])
+
+    def _count(self, row: Row) -> None:
+        self.shapes[shape_of(row)] += pictures_of(row)
+        if row.snapped:
+            asked = ", ".join(f"{field} {value} became {row.settings[field]}" for field, value in row.snapped)
+            self.notices.add("snapped", "sizes that the model cannot make were changed by --snap", row.line, asked)
+        if row.said.get("seed") == "random":
+            self.notices.add("drawn", "seeds are drawn when the run begins, and recorded", row.line)
+        rules = self.options.rules
+        if rules is not None and not rules.is_video and ("num_frames" in row.said or "fps" in row.said):
+            self.notices.add("frames-ignored", "the model makes pictures, not clips: frames and fps do nothing", row.line)
+        if self.options.takes_negative_prompt is False and row.settings["negative_prompt"] is not None:
+            self.notices.add("negative-ignored", "the model takes no negative prompt; it does nothing", row.line)
+
+    def _prompts(self, lines: Sequence[int], texts: Sequence[str]) -> None:
+        prompts.scan(lines, texts, self.notices)
+        if self.stream.lengths is None:
+            return
+        for line, text in zip(lines, texts, strict=True):
+            lost = self.stream.lengths.lost(text)
+            if lost is None:
+                continue
+            if lost.by_all:
+                message = "prompts longer than every text encoder reads; their ends are lost"
+                self.notices.add("truncated", message, line, f"{lost.text}; lost: {lost.tail[:120]!r}")
+            else:
+                self.notices.add("partly-read", "prompts that one text encoder reads whole and another cuts", line, lost.text)
+
+    def _finish(self) -> None:
+        if not self.log.total and self.stream.index == 0:
+            fix = "add rows with a prompt"
+            blank = self.notices.count("blank-rows")
+            what = "no jobs: nothing but blank rows" if blank else "no jobs: the file has no rows"
+            self.log.add([Fault(self.stream.reader.name, None, None, None, what, fix, "no-jobs")])
+            self.fatal = True
+        if not self.fatal:
+            columns = [*self.stream.extra, *(column.name for column in COLUMNS)]
+            parse_template(self.options.name_template, extension=self.options.extension, columns=columns)
+        if self.stream.extra:
+            names = ", ".join(repr(name[:60]) for name in list(self.stream.extra)[:20])
+            self.notices.add("extra-columns", f"columns carried into the results as they are: {names}", count=len(self.stream.extra))
