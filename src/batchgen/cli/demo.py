@@ -1,0 +1,90 @@
+"""`batchgen demo`: the whole way once, with the built-in model, no network and no GPU needed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import click
+
+from batchgen import builtin
+from batchgen.cli.run_options import RunOptions
+from batchgen.cli.settings import resolved_settings
+from batchgen.journal import Journal
+from batchgen.outputs.files import atomic_write
+from batchgen.runfolder import RunFolder
+
+FOLDER = "results/demo-builtin"
+SHEET = "contact.png"
+
+
+@click.command()
+@click.option("-o", "--output", metavar="DIR", default=FOLDER, show_default=True, help="Run folder.")
+@click.option("--new", is_flag=True, help="Render once more, beside an earlier demo.")
+@click.option("--device", metavar="NAME", help="cuda:0, mps or cpu; default: what is there.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors and the tables.")
+@click.pass_context
+def command(context: click.Context, output: str, new: bool, device: str | None, quiet: bool) -> int:
+    """Render a dozen prompts with the small built-in model, and show what a run leaves behind.
+
+    \b
+    batchgen demo
+    batchgen demo -o /tmp/demo
+    """
+    from batchgen.cli.rendering import render
+    from batchgen.cli.request import RenderRequest
+    from batchgen.inventory.model import BUILTIN, ModelOptions
+    from batchgen.manifest.options import ManifestOptions
+    from batchgen.plan.records import Overrides
+
+    run = RunOptions(output=output, new=new, devices=(device,) if device else (), quiet=quiet)
+    request = RenderRequest(
+        str(builtin.demo_manifest()), BUILTIN, ModelOptions(), Overrides(), ManifestOptions(), run, tuple(resolved_settings(context)),
+    )
+    outcome = render(request)
+    sheet = write_sheet(outcome.folder)
+    _say_what_next(outcome.folder, sheet)
+    return outcome.result.exit_code
+
+
+def write_sheet(folder: RunFolder) -> Path | None:
+    """A contact sheet of the run's pictures in the run folder; None if it has none."""
+    from batchgen.outputs.files import atomic_write
+    from batchgen.report.contact import LIMIT, contact_sheet
+
+    with Journal.read(folder.journal) as journal:
+        tiles = list(islice(_tiles(folder, journal), LIMIT))
+    if not tiles:
+        return None
+    sheet = contact_sheet(tiles, title=f"batchgen: {folder.path.name}")
+    path = folder.path / SHEET
+    atomic_write(path, lambda handle: sheet.save(handle, format="PNG"), overwrite=True)
+    return path
+
+
+def _tiles(folder: RunFolder, journal: Journal) -> Iterator[Tile]:
+    for row in journal.rows():
+        if row["state"] == "done":
+            yield Tile(folder.outputs / str(row["output"]), str(row["prompt"]))
+
+
+def _say_what_next(folder: RunFolder, sheet: Path | None) -> None:
+    lines = [f"contact sheet: {sheet}" if sheet else "", "Next:"]
+    steps = [
+        ("batchgen plan --show-residency", "where Qwen-Image would live on this machine, and why"),
+        (f"batchgen status {_shown(folder.path)}", "what the run folder knows"),
+        ("batchgen run prompts.csv --model Qwen/Qwen-Image", "your own list; run it again to resume"),
+    ]
+    width = max(len(step) for step, _ in steps)
+    lines += [f"  {step:<{width}}  {text}" for step, text in steps]
+    sys.stdout.write("\n".join(line for line in lines if line) + "\n")
+
+
+def _shown(path: Path) -> str:
+    """The path as short as it can be typed here."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

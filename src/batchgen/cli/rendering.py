@@ -1,0 +1,249 @@
+"""A run from options to tables, shared by `run` and `demo`: facts, plan, manifest, run folder, journal, workers, tables.
+
+Order matters: everything that can be refused is refused before anything is written, and the folder is locked before it is looked into.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console, RenderableType
+
+from batchgen import manifest
+from batchgen.cli.request import (
+    Facts,
+    RenderRequest,
+    default_folder,
+    engine_settings,
+    manifest_options,
+    pixel_settings,
+    run_record,
+    worker_count,
+)
+from batchgen.cli.run_options import RunOptions
+from batchgen.errors import BatchgenError, UsageError
+from batchgen.events import Event, event_line
+from batchgen.execute.process import WorkerProcess, prewarm
+from batchgen.execute.stopping import next_time
+from batchgen.execute.supervisor import RunRequest, RunResult, run_jobs
+from batchgen.inventory import device, model
+from batchgen.inventory.model import ModelOptions
+from batchgen.inventory.profiles import find_profile
+from batchgen.journal import Journal
+from batchgen.outputs.files import atomic_write, disk_errors
+from batchgen.plan.planner import make_plan
+from batchgen.plan.records import Plan, PlanFacts
+from batchgen.reconcile import recover
+from batchgen.report import tables
+from batchgen.report.jobs_csv import write_jobs_csv
+from batchgen.report.plan_tables import residency_table, trail_table
+from batchgen.report.progress import Display, Pace, open_display
+from batchgen.report.summary import Summary
+from batchgen.runfolder import RunFolder
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A run that came to its end, with jobs failed or left or not."""
+
+    folder: RunFolder
+    result: RunResult
+    summary: Summary
+    facts: Facts
+
+
+def render(request: RenderRequest) -> Outcome:
+    """Carries a run out and prints its tables. Raises BatchgenError for all that stops it; the tables are written even then."""
+    folder_path = Path(request.run.output) if request.run.output is not None else default_folder(request.manifest, request.model)
+    with ExitStack() as stack:
+        worker = stack.enter_context(_early_worker())
+        request = replace(request, model_options=_same_revision(request, folder_path))
+        facts = gather(request)
+        options = manifest_options(request, facts)
+        path, shown = stack.enter_context(_manifest_file(request.manifest, options.format))
+        options = replace(options, shown_as=shown)
+        checked = manifest.check(path, options)
+        display_note = _notes(request.run)
+        for line in (*facts.model.notes, *map(str, checked.warnings)):
+            display_note(line)
+        folder = RunFolder.open(folder_path, manifest_path=_kept(request.manifest, path, folder_path), new=request.run.new)
+        pixels = pixel_settings(request, facts)
+        folder.check_pixel_settings(pixels)
+        stack.enter_context(folder.lock())
+        folder.prepare()
+        if request.manifest == "-" and folder.manifest is not None:
+            shutil.copyfile(path, folder.manifest)
+            path = str(folder.manifest)
+        journal = stack.enter_context(Journal.open(folder.journal))
+        recover(folder, journal)
+        folder.write_run(run_record(request, facts, pixels))
+        taken = journal.ingest(manifest.jobs(path, options), complete=request.run.limit is None)
+        journal.set_skipped((row.row, None, row.reason) for row in checked.skipped)
+        if taken.vanished:
+            display_note(f"{taken.vanished} jobs of an earlier manifest are no longer in it; their pictures are kept")
+        return _carry_out(request, facts, folder, journal, worker)
+
+
+def gather(request: RenderRequest) -> Facts:
+    """Devices, model, profile and plan. Raises ModelError, UsageError, PlanRefusedError."""
+    platform, devices = device.probe(request.run.devices or None)
+    found = model.resolve(request.model, request.model_options, platform=platform)
+    profile = find_profile(found)
+    plan = make_plan(PlanFacts(found, profile, platform, devices, request.overrides))
+    return Facts(found, profile, platform, devices, plan)
+
+
+def _same_revision(request: RenderRequest, folder_path: Path) -> ModelOptions:
+    """A resume takes the commit that the run began with, though the hub or its cache may hold a newer one."""
+    options = request.model_options
+    if options.revision is not None or request.run.new or not (folder_path / "run.json").is_file():
+        return options
+    record = RunFolder(folder_path.absolute()).read_run() or {}
+    began = record.get("model", {})
+    if began.get("kind") == "hub" and began.get("source") == request.model and isinstance(began.get("revision"), str):
+        return replace(options, revision=began["revision"])
+    return options
+
+
+@contextmanager
+def _early_worker() -> Iterator[WorkerProcess]:
+    """A worker that imports while the manifest is checked; ended if the run is refused."""
+    worker = prewarm()
+    try:
+        yield worker
+    except BaseException:
+        worker.kill()
+        raise
+
+
+@contextmanager
+def _manifest_file(given: str, kind: str | None) -> Iterator[tuple[str, str | None]]:
+    """(path to read, name for messages): standard input is copied to a file, since a manifest is read twice."""
+    if given != "-":
+        yield given, None
+        return
+    if kind is None:
+        raise UsageError("standard input has no name that tells its kind", option="--format", hint="Say --format csv, tsv, jsonl or txt.")
+    with tempfile.TemporaryDirectory(prefix="batchgen-") as folder:
+        copy = Path(folder) / f"manifest.{kind}"
+        with copy.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        yield str(copy), "<stdin>"
+
+
+def _kept(given: str, path: str, folder: Path) -> str:
+    """The manifest that the folder belongs to: its own copy, where it came on standard input."""
+    return given if given != "-" else str(folder.absolute() / Path(path).name)
+
+
+def _notes(run: RunOptions) -> Callable[[str], None]:
+    def note(line: str) -> None:
+        if not run.quiet:
+            print(line, file=sys.stderr)
+
+    return note
+
+
+def _carry_out(request: RenderRequest, facts: Facts, folder: RunFolder, journal: Journal, worker: WorkerProcess) -> Outcome:
+    run = request.run
+    counts = journal.counts()
+    summary = Summary()
+    total = sum(counts[state] for state in ("pending", "running", "done", "failed", "filtered"))
+    settled = counts["failed"] + counts["filtered"]
+    pace = Pace(total, done=counts["done"], failed=0 if run.retry_failed else settled, workers=worker_count(request, facts))
+    if run.verbose:
+        print_tables([trail_table(facts.plan)], sys.stderr)
+    started = time.monotonic()
+    try:
+        with ExitStack() as stack:
+            events = stack.enter_context(_events_file(run.events)) if run.events else None
+            display = stack.enter_context(open_display(pace, quiet=run.quiet))
+            listen = _listener(summary, display, events, started)
+            result = run_jobs(_request(request, facts, folder, journal, worker), listen)
+            for line in result.reconciled.lines:
+                display.note(line)
+    except BatchgenError:
+        finish(folder, journal, facts.plan, summary, seconds=time.monotonic() - started, stream=sys.stderr if run.quiet else sys.stdout)
+        raise
+    finish(folder, journal, facts.plan, summary, seconds=result.seconds, stream=sys.stdout)
+    return Outcome(folder, result, summary, facts)
+
+
+def _request(request: RenderRequest, facts: Facts, folder: RunFolder, journal: Journal, worker: WorkerProcess) -> RunRequest:
+    run = request.run
+    devices = tuple(part.torch_name for part in facts.devices) if facts.platform == "cuda" and facts.plan.replicas > 1 else ()
+    return RunRequest(
+        folder=folder, journal=journal, setup=engine_settings(request, facts, folder), plan=facts.plan,
+        workers=worker_count(request, facts), devices=devices,
+        stop_at=next_time(run.stop_at.strftime("%H:%M")) if run.stop_at is not None else None, max_hours=run.max_hours,
+        retry_failed=run.retry_failed, verify=run.verify, prewarmed=(worker,),
+        **({"hang_seconds": run.job_timeout} if run.job_timeout is not None else {}),
+    )
+
+
+@contextmanager
+def _events_file(path: str) -> Iterator[TextIO]:
+    try:
+        file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}", option="--events") from None
+    with file:
+        yield file
+
+
+def _listener(summary: Summary, display: Display, events: TextIO | None, started: float) -> Callable[[Event], None]:
+    def listen(event: Event) -> None:
+        summary.listen(event)
+        display.listen(event)
+        if events is not None:
+            with disk_errors(Path(events.name)):
+                events.write(event_line(event, time.monotonic() - started) + "\n")
+
+    return listen
+
+
+def finish(folder: RunFolder, journal: Journal, plan: Plan, summary: Summary, *, seconds: float, stream: TextIO) -> None:
+    """Writes the tables to the run folder and prints them."""
+    failures = [
+        (group.kind or group.state, f"{group.stage}: {group.reason}" if group.stage else group.reason, group.count)
+        for group in journal.failures_by_reason()
+    ]
+    residency: list[RenderableType | None] = [residency_table(plan)]
+    timings: list[RenderableType | None] = [
+        tables.component_table(summary, plan), tables.stage_table(summary), tables.decision_table(summary), tables.failure_table(failures),
+        tables.totals_line(summary, seconds=seconds),
+    ]
+    _write(folder.tables / "residency.txt", tables.as_text([*residency, trail_table(plan)]))
+    _write(folder.tables / "timings.txt", tables.as_text(timings))
+    atomic_write(folder.tables / "jobs.csv", lambda handle: _discard(write_jobs_csv(journal.rows, handle)), overwrite=True)
+    print_tables([*residency, *timings, f"{folder.outputs}"], stream)
+
+
+def _discard(_: object) -> None:
+    return None
+
+
+def _write(path: Path, text: str) -> None:
+    atomic_write(path, text.encode("utf-8"), overwrite=True)
+
+
+def print_tables(parts: Sequence[RenderableType | None], stream: TextIO) -> None:
+    """The parts to a terminal in its width and colours, or as plain text of TEXT_WIDTH columns."""
+    if stream.isatty():
+        console = Console(file=stream, markup=False, highlight=False, emoji=False)
+        for part in parts:
+            if part is not None:
+                console.print(part)
+    else:
+        width = int(os.environ.get("COLUMNS", "0") or 0) or tables.TEXT_WIDTH
+        stream.write(tables.as_text(parts, width=width))
+        stream.flush()
