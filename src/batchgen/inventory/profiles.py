@@ -58,7 +58,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueError("true or false")
+        raise ValueError("true or false")  # noqa: TRY004 - all checks speak through ValueError
     return value
 
 
@@ -84,7 +84,7 @@ def _count(value: Any) -> int:
 def _one_of(*words: str) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         if value not in words:
-            raise ValueError(f"one of {', '.join(words)}{_nearest(value, words)}")
+            raise ValueError(f"one of {', '.join(words)}{nearest_text(value, words)}")
         return value
 
     return check
@@ -95,7 +95,7 @@ def _some_of(*words: str) -> Callable[[Any], Any]:
         names = _texts(value)
         for name in names:
             if name not in words:
-                raise ValueError(f"some of {', '.join(words)}{_nearest(name, words)}")
+                raise ValueError(f"some of {', '.join(words)}{nearest_text(name, words)}")
         return names
 
     return check
@@ -106,7 +106,7 @@ def _defaults(value: Any) -> tuple[tuple[str, float], ...]:
         raise ValueError(f"a table of {', '.join(DEFAULTS)}")  # noqa: TRY004 - all checks speak through ValueError
     for key, number in value.items():
         if key not in DEFAULTS:
-            raise ValueError(f"a table of {', '.join(DEFAULTS)}, and {key!r} is none of them{_nearest(key, DEFAULTS)}")
+            raise ValueError(f"a table of {', '.join(DEFAULTS)}, and {key!r} is none of them{nearest_text(key, DEFAULTS)}")
         whole = key in ("width", "height", "steps", "num_frames")
         if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number) or number < 0:
             raise ValueError(f"a table of numbers from 0, and {key} is {number!r}")
@@ -176,7 +176,7 @@ SCHEMA: Mapping[str, Callable[[Any], Any]] = {
 REQUIRED = ("name", "task", "source")
 
 
-def _nearest(word: Any, choices: Iterable[str]) -> str:
+def nearest_text(word: Any, choices: Iterable[str]) -> str:
     found = difflib.get_close_matches(str(word), list(choices), n=1, cutoff=0.0)
     return f" (did you mean {found[0]!r}?)" if found else ""
 
@@ -210,7 +210,7 @@ def read_profile(path: Path) -> ProfileFile:
     values: dict[str, Any] = {}
     for key, value in raw.items():
         if key not in SCHEMA:
-            raise ProfileError(f"profile file {path}: unknown key {key!r}{_nearest(key, SCHEMA)}", hint=f"Known: {', '.join(SCHEMA)}.")
+            raise ProfileError(f"profile file {path}: unknown key {key!r}{nearest_text(key, SCHEMA)}", hint=f"Known: {', '.join(SCHEMA)}.")
         try:
             values[key] = SCHEMA[key](value)
         except ValueError as error:
@@ -224,9 +224,8 @@ def read_profile(path: Path) -> ProfileFile:
             f'profile file {path}: dit_layerwise_offload_modes lists "auto" without "memory"',
             hint='Memory mode may not save less than auto: add "memory".',
         )
-    return ProfileFile(
-        match=values.pop("match", Match()), defaults_for=values.pop("defaults_for", ()), profile=Profile(**values)
-    )
+    match, defaults_for = values.pop("match", Match()), values.pop("defaults_for", ())
+    return ProfileFile(Profile(**values), match, defaults_for)
 
 
 @cache
@@ -249,7 +248,7 @@ def named_profile(name: str) -> ProfileFile:
     path = _files(config_dir()).get(name)
     if path is None:
         names = profile_names()
-        raise UsageError(f"--profile: there is no profile {name!r}{_nearest(name, names)}", option="--profile",
+        raise UsageError(f"--profile: there is no profile {name!r}{nearest_text(name, names)}", option="--profile",
                          hint=f"Profiles: {', '.join(names)}.")  # fmt: skip
     return read_profile(path)
 

@@ -6,8 +6,7 @@ A rule is a function `(PlanFacts, Draft) -> (Draft, decisions)`. It never looks 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 
 from batchgen.plan import selectors
 from batchgen.plan.records import DecidedBy, Mode, PlanFacts, ThresholdSource
@@ -55,8 +54,8 @@ class Draft:
     """What is decided so far. `spots` may lack components until the mode's first rule has placed them."""
 
     threshold: Threshold
-    choices: Mapping[str, Choice] = MappingProxyType({})
-    spots: Mapping[str, Spot] = MappingProxyType({})
+    choices: Mapping[str, Choice] = field(default_factory=dict)
+    spots: Mapping[str, Spot] = field(default_factory=dict)
     streaming_option: str | None = None  # the option that switches the layerwise defaults off
     fsdp: bool = False
     replicas: int = 1

@@ -37,7 +37,8 @@ def threshold(facts: PlanFacts, draft: Draft) -> tuple[Draft, tuple[Decision, ..
         "task_gb": TASK_THRESHOLD_GB.get(facts.profile.task), "global_gb": GLOBAL_THRESHOLD_GB,
     }  # fmt: skip
     decision = "never" if found.gb is None else f"{found.gb:g}"
-    return replace(draft, threshold=found), (Decision.of("threshold", "threshold", decision, f"{found.text.capitalize()} holds.", numbers),)
+    text = f"{found.text[0].upper()}{found.text[1:]} holds."
+    return replace(draft, threshold=found), (Decision.of("threshold", "threshold", decision, text, numbers),)
 
 
 def kept_groups(facts: PlanFacts) -> tuple[str, ...]:

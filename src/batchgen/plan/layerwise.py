@@ -34,12 +34,16 @@ def layerwise_defaults(facts: PlanFacts, draft: Draft) -> tuple[Draft, tuple[Dec
 
 def _stream_or_not(facts: PlanFacts, draft: Draft, name: str, kept: bool, numbers: dict[str, Number]) -> tuple[Draft, Decision]:
     if kept:
-        text = f"{name} does not stream: profile {facts.profile.name} keeps it, and {facts.available_gb:.1f} GiB reaches {draft.threshold.text}."
+        enough = f"{facts.available_gb:.1f} GiB free reaches {draft.threshold.text}"
+        text = f"{name} does not stream: profile {facts.profile.name} keeps it, and {enough}."
         return draft, change(DEFAULTS, name, draft, "unchanged", text, numbers)
-    why = "streams by default" if facts.overrides.performance_mode == "auto" else "memory mode streams it"
-    if numbers["profile_keeps"] and facts.overrides.performance_mode == "auto":
+    by: DecidedBy = "default"
+    why = f"{selectors.group_of(name)} streams by default, and profile {facts.profile.name} does not keep it"
+    if facts.overrides.performance_mode != "auto":
+        why = f"{selectors.group_of(name)} streams by default, and memory mode keeps nothing"
+    elif numbers["profile_keeps"]:
+        by = draft.threshold.source
         why = f"{facts.available_gb:.1f} GiB free is below {draft.threshold.text}, so it streams"
-    by: DecidedBy = draft.threshold.source if why.endswith("so it streams") else "default"
     decision = change(DEFAULTS, name, draft, "layerwise-offload", f"{name} is streamed: {why}.", numbers)
     return draft.place(name, "layerwise-offload", by, why), decision
 

@@ -171,8 +171,11 @@ def residency_items(text: str | None, components: Sequence[str], modes: Sequence
             raise unknown_name(option, normal(name), components, ("all",))
         wanted = mode.lower().replace("_", "-")
         if wanted not in modes:
-            hint = "Sharding is asked for with --fsdp." if wanted == "fsdp" else f"Modes: {', '.join(modes)}."
-            raise UsageError(f"{option}: {mode!r} is no mode for {name}. Did you mean {nearest(wanted, modes)!r}?", option=option, hint=hint)
+            raise UsageError(
+                f"{option}: {mode!r} is no mode for {name}. Did you mean {nearest(wanted, modes)!r}?",
+                option=option,
+                hint="Sharding is asked for with --fsdp." if wanted == "fsdp" else f"Modes: {', '.join(modes)}.",
+            )
         chosen[normal(name)] = wanted
     return chosen
 

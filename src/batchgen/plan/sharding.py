@@ -21,7 +21,9 @@ def requested_sharding(facts: PlanFacts, draft: Draft) -> tuple[Draft, tuple[Dec
         return draft, ()
     names = dits(facts)
     free = tuple(name for name in names if draft.mode(name) in (None, "resident"))
-    numbers: dict[str, Number] = {"option": "--fsdp" if asked else "--no-fsdp", "devices": count, "dits": len(names), "free_dits": len(free)}
+    numbers: dict[str, Number] = {
+        "option": "--fsdp" if asked else "--no-fsdp", "devices": count, "dits": len(names), "free_dits": len(free),
+    }  # fmt: skip
     if not asked:
         return draft, (Decision.of(RULE, RULE, "no", "--no-fsdp: the dit is not sharded.", numbers),)
     if facts.platform == "mps":
@@ -56,7 +58,7 @@ def automatic_sharding(facts: PlanFacts, draft: Draft) -> tuple[Draft, tuple[Dec
         "the model has no dit": not names,
         f"{numbers['chosen_dits']} of {len(names)} dits were placed by the user": bool(numbers["chosen_dits"]),
         f"profile {profile.name} does not opt in": least is None,
-        f"{facts.available_gb:.1f} GiB free is below the {least or 0:g} the profile asks for": auto and not reaches(facts.available_gb, least),
+        f"{facts.available_gb:.1f} GiB free is below the profile's {least or 0:g}": auto and not reaches(facts.available_gb, least),
         "the dit is not offloaded": auto and not offloaded,
         f"profile {profile.name} uses no guidance by default": profile.fsdp_auto_requires_cfg and not profile.uses_cfg,
         "all weights fit twice into the free memory of each device": fits,
