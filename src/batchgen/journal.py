@@ -217,8 +217,9 @@ class Journal:
 
     # --- work ---------------------------------------------------------------------------------------------------------
 
-    def take(self, count: int, worker: int) -> tuple[list[Job], dict[str, str]]:
-        """Marks up to `count` pending jobs as running and returns them, with the spooled latents of those that have some.
+    def take(self, count: int, worker: int) -> tuple[int, list[Job], dict[str, str]]:
+        """Marks up to `count` pending jobs as running and returns a window's number, the jobs, and the spooled latents of those that
+        have some. Numbers go on from run to run: files of the spool are named by them.
 
         A job whose last attempt ended with its worker's death comes alone: dying twice, it is the cause.
         """
@@ -230,7 +231,9 @@ class Journal:
             fresh = [row for row in rows if row["attempts"] == 0]
             rows = fresh or rows[:1]
             db.executemany("UPDATE jobs SET state = 'running', worker = ? WHERE key = ?", [(worker, row["key"]) for row in rows])
-        return [Job.from_json(row["job"]) for row in rows], {row["key"]: row["spool"] for row in rows if row["spool"]}
+            db.execute("INSERT INTO meta VALUES ('window', '0') ON CONFLICT (name) DO UPDATE SET value = CAST(value AS INTEGER) + 1")
+            number = int(db.execute("SELECT value FROM meta WHERE name = 'window'").fetchone()[0])
+        return number, [Job.from_json(row["job"]) for row in rows], {row["key"]: row["spool"] for row in rows if row["spool"]}
 
     def record(self, events: Event | Iterable[Event]) -> None:
         """Writes what events say about jobs, in one transaction. Raises DiskError; then none of them is written."""

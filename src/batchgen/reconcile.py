@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from batchgen.runfolder import RunFolder
 
 RECENT_SECONDS = 60.0  # of the time before a crash: what a power cut may have torn
 _SHOWN = 10
+_FRAME = re.compile(r"\d{5}\.png")
 
 
 @dataclass(slots=True)
@@ -85,11 +87,11 @@ def _own_outputs(outputs: Path) -> Iterator[tuple[str, str, str | None]]:
             settings = None if is_temp(name) else read_settings(path)
             if settings is None or condition(path) != "whole":
                 continue
-            if settings.get("frames_folder"):
-                path = path.parent  # one frame of a clip kept as pictures
+            clip = bool(settings.get("num_frames")) and _FRAME.fullmatch(name) is not None  # kept as a folder of frames
+            path = path.parent if clip else path
             seed = settings.get("seed")
             yield str(settings["key"]), path.relative_to(outputs).as_posix(), None if seed is None else str(seed)
-            if settings.get("frames_folder"):
+            if clip:
                 break
 
 

@@ -34,6 +34,7 @@ from batchgen.execute.stopping import Clock, StopSignals
 from batchgen.execute.watch import MemoryWatch
 from batchgen.execute.worker import CRASH
 from batchgen.journal import Journal
+from batchgen.outputs.files import sweep_after
 from batchgen.outputs.whole import judge
 from batchgen.plan.records import Plan
 from batchgen.reconcile import Reconciled, adoption, reconcile
@@ -150,7 +151,6 @@ class Supervisor:
         self._seats: list[_Seat] = []
         self._spare = list(request.prewarmed)
         self._first, self._size = window_sizes(request.plan)
-        self._windows = 0
         self._stopped_by: str | None = None
         self._error: BatchgenError | None = None
         self._barren = self._fruitless = self._deaths = self._replaced = self._rendered = 0
@@ -301,7 +301,7 @@ class Supervisor:
         first = seat.watch.windows == 0 and seat.jobs == 0
         # The last windows are shared out, so that no worker idles while another has many to do.
         share = -(-self.journal.pending() // sum(other.open for other in self._seats))
-        jobs, spooled = self.journal.take(self._first if first else max(self._first, min(self._size, share)), seat.number)
+        number, jobs, spooled = self.journal.take(self._first if first else max(self._first, min(self._size, share)), seat.number)
         if not jobs:
             if any(other.held for other in self._seats if other is not seat):
                 seat.window = None  # another worker may yet die and leave work
@@ -309,14 +309,13 @@ class Supervisor:
             else:
                 self._dismiss(seat)
             return
-        self._windows += 1
-        seat.window, seat.held, seat.flight = self._windows, {job.key for job in jobs}, {}
+        seat.window, seat.held, seat.flight = number, {job.key for job in jobs}, {}
         seat.heard = time.monotonic()
         present = {key: path for key, path in spooled.items() if (self.request.folder.path / path).exists()}
         if len(present) < len(spooled):
             self.journal.drop_spool(set(spooled.values()) - set(present.values()))
-        seat.process.send(Window(self._windows, tuple(jobs), tuple(sorted(present.items()))))
-        self._note(seat, "working", window=self._windows)
+        seat.process.send(Window(number, tuple(jobs), tuple(sorted(present.items()))))
+        self._note(seat, "working", window=number)
 
     def _window_done(self, seat: _Seat) -> None:
         if seat.held:
@@ -396,6 +395,11 @@ class Supervisor:
         except BatchgenError as error:
             self._error = self._error or error
         self._rendered += sum(isinstance(event, OutputDone) for event in events)
+        self._sweep_after(seat)
+
+    def _sweep_after(self, seat: _Seat) -> None:
+        outputs = self.request.folder.outputs
+        sweep_after(seat.process.pid, {(outputs / self.journal.job(key).output).parent for key in seat.held})
 
     def _fatal(self, seat: _Seat, event: WorkerStopped) -> None:
         """The engine cannot go on. An unforeseen exception counts as the worker's death; anything else ends the run."""
@@ -466,6 +470,7 @@ class Supervisor:
     def _settle_the_dead(self, seat: _Seat, suspects: Sequence[str], kind: FailureKind, stage: str, cause: str) -> None:
         outputs = self.request.folder.outputs
         events: list[Event] = []
+        self._sweep_after(seat)
         for key in sorted(seat.held):
             output = self.journal.job(key).output
             verdict, settings = judge(outputs / output, key)

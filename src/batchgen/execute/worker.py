@@ -58,7 +58,7 @@ class Worker:
             if isinstance(message, StopAfterBatch):
                 self._stopping.set()
                 if self._engine is not None:
-                    self._engine.finish_current_batch()
+                    self._engine.request_stop()
             else:
                 self._inbox.put(message)
 
@@ -74,6 +74,7 @@ class Worker:
             _take_log(Path(setup.engine.run_folder) / "logs" / f"worker-{number}.log")
             hold_for_worker(Path(setup.engine.run_folder) / "run.lock")
             self._engine = load_factory(setup.factory)(number, setup.engine, setup.plan, self.emit)
+            self.emit(self._engine.ready)
             self._serve(number)
             self.emit(WorkerStopped(number, None))
         except BatchgenError as error:

@@ -11,7 +11,7 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -64,8 +64,8 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def temp_path(folder: Path) -> Path:
-    """A new name in `folder` that `sweep` knows as left over. 30 bytes long, whatever the final name."""
-    return folder / f"{TEMP_PREFIX}{secrets.token_hex(8)}{TEMP_SUFFIX}"
+    """A new name in `folder`, known by its process as left over should that die. Short, whatever the final name."""
+    return folder / f"{TEMP_PREFIX}{os.getpid()}-{secrets.token_hex(6)}{TEMP_SUFFIX}"
 
 
 def sync_folder(folder: Path) -> None:
@@ -173,6 +173,16 @@ def size_of(path: Path) -> int | None:
         return path.stat().st_size
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def sweep_after(pid: int, folders: Iterable[Path]) -> int:
+    """Removes what a process that has ended left half-written in these folders. Returns how many."""
+    removed = 0
+    for folder in folders:
+        for path in folder.glob(f"{TEMP_PREFIX}{pid}-*{TEMP_SUFFIX}"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            removed += 1
+    return removed
 
 
 def is_temp(name: str) -> bool:

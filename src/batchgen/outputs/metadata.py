@@ -102,7 +102,7 @@ def read_settings(path: Path) -> dict[str, Any] | None:
             handle.seek(0)
             text = _mp4_text(handle) if _is_mp4(head) else _image_text(handle)
         record = json.loads(text) if text else None
-    except (OSError, ValueError, SyntaxError, struct.error, KeyError, Image.DecompressionBombError):
+    except Exception:  # noqa: BLE001 what readers of pictures raise on a stranger's bytes has no end
         return None
     return record if isinstance(record, dict) and isinstance(record.get("key"), str) else None
 
@@ -149,7 +149,7 @@ def _mp4_text(handle: BinaryIO) -> str | None:
     """The comment of an MP4's user data (moov/udta/meta/ilst/(c)cmt/data), read without a video library."""
     start, end = 0, handle.seek(0, 2)
     for name in (b"moov", b"udta", b"meta", b"ilst", b"\xa9cmt", b"data"):
-        start, end = next((box[1], box[2]) for box in _readable(handle, start, end) if box[0] == name)
+        start, end = {kind: (inside, after) for kind, inside, after in _readable(handle, start, end)}[name]
         if name == b"meta":
             start += 4  # version and flags
     handle.seek(start + 8)  # type and locale
