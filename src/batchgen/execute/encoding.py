@@ -9,17 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from PIL import Image
 
 from batchgen.events import FailureKind
 from batchgen.execute.guidance import GuidanceRules
-from batchgen.execute.stages import Stage, Stages, call_stage, split_rows, to_device
-from batchgen.execute.windows import Row
-
-if TYPE_CHECKING:
-    from batchgen.execute.engine import Engine
+from batchgen.execute.pictures import INPUTS, read_picture
+from batchgen.execute.runner import Runner, call_arguments
+from batchgen.execute.stages import DECODE, DENOISE, Stage, Stages, call_stage, split_rows, to_device
+from batchgen.execute.windows import BatchSizes, EncodedCache, Row
 
 CPU = torch.device("cpu")
 NEGATIVE = "negative_"
@@ -37,21 +37,24 @@ class Text:
 class Encoding:
     """Runs the encode stages over a window's rows; leaves what they give in the rows' `values`."""
 
-    def __init__(self, engine: Engine, stages: Stages, rules: GuidanceRules) -> None:
-        self.engine, self.stages, self.rules = engine, stages, rules
-        later = [stage for stage in stages.stages if not stage.encodes_text]
+    def __init__(self, runner: Runner, sizes: BatchSizes, cache: EncodedCache, stages: Stages, rules: GuidanceRules) -> None:
+        self.runner, self.sizes, self.cache, self.stages, self.rules = runner, sizes, cache, stages, rules
+        later = [stage for stage in stages.stages if stage.name in (DENOISE, DECODE)]
         self.wanted = frozenset().union(*(stage.inputs for stage in later)) - {"batch_size"}
 
     def run(self, rows: Sequence[Row]) -> None:
         for stage in self.stages.encoders:
-            rows = [row for row in rows if row.job.key not in self.engine._ended]
+            rows = self.runner.alive(rows)
             if stage.encodes_text and not stage.per_row:
                 self._texts(stage, rows)
+            else:
+                self._pictures(stage, rows)
 
     # -- texts ------------------------------------------------------------------------------------------------------
 
     def _texts(self, stage: Stage, rows: Sequence[Row]) -> None:
-        cache, found, reasons = self.engine.cache, dict[Hashable, dict[str, Any]](), dict[Hashable, tuple[FailureKind, str]]()
+        found: dict[Hashable, dict[str, Any]] = {}
+        reasons: dict[Hashable, tuple[FailureKind, str]] = {}
         gives_negatives = any(name.startswith(NEGATIVE) for name in stage.outputs)
         keys = {
             row.job.key: (("prompt", stage.name, row.job.prompt), ("negative", stage.name, self._negative(stage, row)))
@@ -59,7 +62,7 @@ class Encoding:
         }
         for pair in keys.values():
             for key in pair:
-                value = cache.get(key)
+                value = self.cache.get(key)
                 if value is not None:
                     found[key] = value
         prompts = dict.fromkeys(pair[0][2] for pair in keys.values() if pair[0] not in found)
@@ -77,8 +80,8 @@ class Encoding:
             def work(texts: Sequence[Text]) -> None:
                 self._encode(stage, texts, found, served)
 
-            size = self.engine.sizes.of(stage.name, None, None)
-            self.engine.run_stage(stage, None, batch, size, work, fail)
+            size = self.sizes.of(stage.name, None, None)
+            self.runner.run(stage, None, batch, size, work, fail)
         self._hand_out(stage, rows, keys, found, reasons)
 
     def _negative(self, stage: Stage, row: Row) -> str | None:
@@ -103,7 +106,7 @@ class Encoding:
 
     def _encode(self, stage: Stage, texts: Sequence[Text], found: dict[Hashable, dict[str, Any]], served: dict[str, list[Row]]) -> None:
         pair = texts[0].pair
-        arguments = self.engine.arguments(self.stages, [])
+        arguments = call_arguments(self.stages.call, None, len(texts))
         arguments["prompt"] = [text.prompt for text in texts]
         if pair and texts[0].negative is not None and "negative_prompt" in stage.inputs:
             arguments["negative_prompt"] = [text.negative for text in texts]
@@ -120,7 +123,7 @@ class Encoding:
         rows = [row for text in texts for row in served.get(text.prompt, ())]
         for row in rows:
             row.seconds += seconds / max(1, len(rows))
-        self.engine._batch_done(stage, None, rows, len(texts), seconds)
+        self.runner.batch_done(stage, None, rows, len(texts), seconds)
 
     def _is_wanted(self, stage: Stage, name: str) -> bool:
         return name in self.wanted or name in stage.denoiser_fields
@@ -128,7 +131,7 @@ class Encoding:
     def _put(self, found: dict[Hashable, dict[str, Any]], key: Hashable, value: dict[str, Any]) -> None:
         if key not in found:
             found[key] = value
-            self.engine.cache.put(key, value)
+            self.cache.put(key, value)
 
     def _hand_out(
         self, stage: Stage, rows: Sequence[Row], keys: dict[str, Any], found: dict[Hashable, dict[str, Any]],
@@ -140,4 +143,57 @@ class Encoding:
                     row.values.update(found[key])
                 elif key in reasons:
                     kind, reason = reasons[key]
-                    self.engine._fail_job(row.job, kind, stage.name, reason)
+                    self.runner.fail_job(row.job, kind, stage.name, reason)
+
+    # -- pictures ---------------------------------------------------------------------------------------------------
+
+    def _pictures(self, stage: Stage, rows: Sequence[Row]) -> None:
+        """Encoders of pictures take one picture a call. Rows that ask for the same share the result, unless noise was drawn for it."""
+        found: dict[Hashable, dict[str, Any]] = {}
+
+        def work(batch: Sequence[Row]) -> None:
+            for row in batch:
+                self._picture(stage, row, found)
+
+        def fail(row: Row, kind: FailureKind, reason: str) -> None:
+            self.runner.fail_job(row.job, kind, stage.name, reason)
+
+        self.runner.run(stage, None, rows, 1, work, fail)
+
+    def _picture(self, stage: Stage, row: Row, found: dict[Hashable, dict[str, Any]]) -> None:
+        job = row.job
+        text = (job.prompt, self._negative(stage, row)) if stage.encodes_text else ()
+        key = (stage.name, job.image, job.last_image, job.mask, job.width, job.height, job.num_frames, job.strength, *text)
+        if key in found:
+            row.values.update(found[key])
+            return
+        pictures = {name: read_picture(getattr(job, field), mask=field == "mask") for field, name in INPUTS if getattr(job, field) is not None}
+        generator = row.generator_now()
+        before = generator.get_state()
+        arguments = call_arguments(self.stages.call, job, 1) | row.values | {"generator": [generator]}
+        if stage.encodes_text:
+            arguments |= {"prompt": [job.prompt]} | ({"negative_prompt": [text[1]]} if text[1] is not None else {})
+        guiders = {name: self.rules.text_guider(getattr(stage.pipe, name), negatives=True) for name in stage.guiders}
+        started = time.perf_counter()
+        outputs = call_stage(stage, arguments | pictures, guiders)
+        if _resized(outputs, arguments):
+            # the stage chose another size, after the picture's own shape: the size asked for wins, as in the ordinary call
+            size = (arguments["width"], arguments["height"])
+            fitted = {name: picture.resize(size, Image.Resampling.LANCZOS) for name, picture in pictures.items()}
+            outputs = call_stage(stage, arguments | fitted, guiders)
+        values = {
+            name: to_device(split_rows(value, 1)[0], CPU) for name, value in outputs.items()
+            if value is not None and name not in ("height", "width") and self._is_wanted(stage, name)
+        }
+        seconds = time.perf_counter() - started
+        row.values.update(values)
+        row.seconds += seconds
+        if torch.equal(before, generator.get_state()):
+            found[key] = values
+        else:
+            row.generator = generator.get_state()
+        self.runner.batch_done(stage, row.shape, [row], 1, seconds)
+
+
+def _resized(outputs: dict[str, Any], arguments: dict[str, Any]) -> bool:
+    return any(outputs.get(name) is not None and arguments.get(name) not in (None, outputs[name]) for name in ("width", "height"))

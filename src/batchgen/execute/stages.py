@@ -236,7 +236,9 @@ def call_stage(stage: Stage, arguments: Mapping[str, Any], guiders: Mapping[str,
     lacking = stage.required - set(passed) - set(fields or ())
     if lacking:
         raise ModelError(f"stage {stage.name} needs {', '.join(sorted(lacking))}, which nothing before it makes")
-    found: dict[str, Any] = stage.pipe(output=list(stage.outputs), **passed)
+    # a stage that resizes a picture input changes the size itself, which is no output of it
+    changed = [name for name in ("height", "width") if name in stage.inputs and stage.per_row]
+    found: dict[str, Any] = stage.pipe(output=[*stage.outputs, *changed], **passed)
     return found
 
 

@@ -1,0 +1,29 @@
+"""Picture inputs of jobs as the pipelines take them: upright, 8 bit, RGB. Knows nothing of models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from batchgen.errors import RefusedError
+
+INPUTS = (("image", "image"), ("last_image", "last_image"), ("mask", "mask_image"))  # a job's field, the blocks' name
+
+
+def read_picture(path: str | Path, *, mask: bool = False) -> Image.Image:
+    """The file as RGB, or as L for a mask: EXIF orientation applied, 16 bits scaled to 8, CMYK and palettes converted.
+
+    Raises RefusedError with the reason for what is no picture.
+    """
+    try:
+        with Image.open(path) as opened:
+            opened.load()
+            picture = ImageOps.exif_transpose(opened)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise RefusedError(f"{path}: not a readable picture ({error})") from error
+    if picture.mode.startswith("I"):
+        # Pillow's own conversion cuts 16 bits off at 255 instead of scaling them
+        picture = Image.fromarray((np.asarray(picture).astype(np.float64) / 257).round().clip(0, 255).astype(np.uint8))
+    return picture.convert("L" if mask else "RGB")
