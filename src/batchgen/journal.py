@@ -347,7 +347,7 @@ class Journal:
 
         A manifest column named like one of ours comes as `manifest_NAME`.
         """
-        for row in self._stream("SELECT * FROM jobs WHERE gone != 2 ORDER BY gone, idx, k", ()):
+        for row in self._pages():
             job = Job.from_json(row["job"])
             fields: dict[str, Any] = {name: value for name, value in asdict(job).items() if name != "extra"}
             fields["output"] = row["output"]
@@ -361,14 +361,27 @@ class Journal:
             yield fields
 
     def _stream(self, sql: str, values: Sequence[object]) -> Iterator[sqlite3.Row]:
-        """Rows in chunks, so that no read lock outlives a chunk's fetch and no list holds a million of them."""
-        offset_rows = self._db.execute(sql, values)
+        with sqlite_errors(self.path):
+            cursor = self._db.execute(sql, values)
         while True:
             with sqlite_errors(self.path):
-                chunk = offset_rows.fetchmany(1000)
+                chunk = cursor.fetchmany(_CHUNK)
             if not chunk:
                 return
             yield from chunk
+
+    def _pages(self) -> Iterator[sqlite3.Row]:
+        """All rows, page by page: a reader that takes its time must not hold a lock that the run's writer waits for."""
+        last: tuple[object, ...] = (-1, -1, -1, "")
+        while True:
+            rows = self._all(
+                f"SELECT * FROM jobs WHERE (gone, idx, k, key) > (?, ?, ?, ?) AND gone != 2 ORDER BY gone, idx, k, key LIMIT {_CHUNK}",  # noqa: S608
+                last,
+            )
+            if not rows:
+                return
+            yield from rows
+            last = tuple(rows[-1][name] for name in ("gone", "idx", "k", "key"))
 
     def failures_by_reason(self) -> list[FailureGroup]:
         """Failed and filtered jobs by reason, the commonest first."""
@@ -429,8 +442,28 @@ class Journal:
         """Every run of this folder, oldest first."""
         return [dict(row) for row in self._all("SELECT * FROM runs ORDER BY id")]
 
+    def written_times(self) -> Iterator[float]:
+        """When each output was journalled, epoch seconds, oldest first."""
+        for row in self._stream("SELECT written_at FROM jobs WHERE state = 'done' AND written_at IS NOT NULL ORDER BY written_at", ()):
+            yield float(row[0])
+
+    def memory_rows(self) -> Iterator[tuple[float, int, int, int]]:
+        """Memory samples of all runs in order: when (epoch seconds), worker, resident bytes, device bytes."""
+        yield from (tuple(row) for row in self._stream("SELECT at, worker, rss_bytes, device_bytes FROM memory ORDER BY rowid", ()))
+
     def done_since(self, when: float) -> int:
         return int(self._one("SELECT count(*) FROM jobs WHERE state = 'done' AND written_at >= ?", (when,)))
+
+    def written_times(self) -> Iterator[float]:
+        """When each output was journalled, epoch seconds, oldest first."""
+        yield from (float(row[0]) for row in self._stream("SELECT written_at FROM jobs WHERE state = 'done' ORDER BY written_at", ()))
+
+    def memory_rows(self) -> Iterator[tuple[float, int, int, int]]:
+        """Memory over all runs: when, worker, resident bytes, device bytes, oldest first."""
+        yield from (
+            (float(row[0]), int(row[1]), int(row[2]), int(row[3]))
+            for row in self._stream("SELECT at, worker, rss_bytes, device_bytes FROM memory ORDER BY at", ())
+        )
 
     def mean_output_bytes(self) -> float | None:
         """Mean size of the outputs so far; None before the first."""

@@ -48,7 +48,7 @@ CREATE TABLE jobs (
 );
 CREATE UNIQUE INDEX jobs_name ON jobs (name_key);
 CREATE INDEX jobs_pending ON jobs (attempts, spool IS NULL, idx, k) WHERE state = 'pending' AND gone = 0;
-CREATE INDEX jobs_order ON jobs (idx, k);
+CREATE INDEX jobs_order ON jobs (gone, idx, k, key);
 CREATE INDEX jobs_state ON jobs (gone, state);
 CREATE INDEX jobs_written ON jobs (written_at) WHERE state = 'done';
 CREATE INDEX jobs_spool ON jobs (spool) WHERE spool IS NOT NULL;

@@ -19,6 +19,7 @@ from batchgen.journal import Journal, Known
 from batchgen.journalfile import JournalMode
 from batchgen.outputs.files import disk_errors, is_temp, make_folders, measure, size_of, sweep
 from batchgen.outputs.metadata import read_settings
+from batchgen.outputs.space import SpaceForecast, forecast
 from batchgen.outputs.whole import condition, judge
 from batchgen.runfolder import RunFolder
 
@@ -93,6 +94,14 @@ def _own_outputs(outputs: Path) -> Iterator[tuple[str, str, str | None]]:
             yield str(settings["key"]), path.relative_to(outputs).as_posix(), None if seed is None else str(seed)
             if clip:
                 break
+
+
+def space(folder: RunFolder, journal: Journal, *, image_format: str = "png", video_format: str = "mp4") -> SpaceForecast:
+    """Room for the outputs still to come: from this run's own outputs where it has some, else from the jobs' sizes."""
+    jobs = (journal.job(row.key) for row in journal.known("pending"))
+    return forecast(
+        jobs, journal.pending(), folder.outputs, image_format=image_format, video_format=video_format, mean_bytes=journal.mean_output_bytes()
+    )
 
 
 def reconcile(folder: RunFolder, journal: Journal, *, after_crash: bool, verify: bool = False, overwrite: bool = False) -> Reconciled:

@@ -91,7 +91,7 @@ def test_a_killed_run_resumes_to_the_same_pictures(tmp_path: Path, seed: int) ->
         while run.poll() is None and kills < 5 and (log.read_text().count("\n") if log.exists() else 0) < renders + wanted:
             time.sleep(0.005)
         if run.poll() is not None or kills >= 5:
-            out, err = run.communicate()
+            _, err = run.communicate()
             assert run.returncode == 0, err.decode()
             break
         kills += 1
@@ -102,7 +102,7 @@ def test_a_killed_run_resumes_to_the_same_pictures(tmp_path: Path, seed: int) ->
             run.kill()
             assert gone(pids), "a worker outlived its supervisor"
         if target == "worker":
-            out, err = run.communicate()
+            _, err = run.communicate()
             assert run.returncode == 0, err.decode()
             break
         run.communicate()

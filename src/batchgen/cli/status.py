@@ -1,0 +1,58 @@
+"""`batchgen status DIR`: how far a run is, also while it goes on."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from batchgen.errors import EXIT_DONE
+from batchgen.report.status import collect, render
+from batchgen.runfolder import RunFolder
+
+_TEXT_WIDTH = 120  # without a terminal
+
+
+@click.command(help="Show how far a run is: counts, rate, time left, failures by reason, workers. Reads the folder only.")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object (with --watch: one a line each time).")
+@click.option("--watch", is_flag=True, help="Look again until the run has ended.")
+@click.option(
+    "--interval", type=click.FloatRange(min=0.1), default=2.0, show_default=True, metavar="SECONDS", help="Between looks of --watch."
+)
+def command(folder: Path, as_json: bool, watch: bool, interval: float) -> int:
+    run = RunFolder.open(folder)
+    status = collect(run)
+    if not watch:
+        _print(status, as_json, one_line=False)
+    elif as_json or not sys.stdout.isatty():
+        _print(status, as_json, one_line=True)
+        while status["state"] == "running":
+            time.sleep(interval)
+            status = collect(run)
+            _print(status, as_json, one_line=True)
+    else:
+        with Live(render(status), console=_console(), auto_refresh=False) as live:
+            while status["state"] == "running":
+                time.sleep(interval)
+                status = collect(run)
+                live.update(render(status), refresh=True)
+    return EXIT_DONE
+
+
+def _console() -> Console:
+    terminal = sys.stdout.isatty()
+    return Console(file=sys.stdout, markup=False, highlight=False, emoji=False, width=None if terminal else _TEXT_WIDTH)
+
+
+def _print(status: dict[str, Any], as_json: bool, *, one_line: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(status, ensure_ascii=False, indent=None if one_line else 2))
+    else:
+        _console().print(render(status))
