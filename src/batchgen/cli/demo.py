@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -51,23 +50,17 @@ def command(context: click.Context, output: str, new: bool, device: str | None, 
 
 def write_sheet(folder: RunFolder) -> Path | None:
     """A contact sheet of the run's pictures in the run folder; None if it has none."""
-    from batchgen.outputs.files import atomic_write
-    from batchgen.report.contact import LIMIT, contact_sheet
+    from batchgen.report.contact import LIMIT, Tile, contact_sheet
 
     with Journal.read(folder.journal) as journal:
-        tiles = list(islice(_tiles(folder, journal), LIMIT))
+        done = ((folder.outputs / str(row["output"]), str(row["prompt"])) for row in journal.rows() if row["state"] == "done")
+        tiles = [Tile(path, prompt) for path, prompt in islice(done, LIMIT)]
     if not tiles:
         return None
     sheet = contact_sheet(tiles, title=f"batchgen: {folder.path.name}")
     path = folder.path / SHEET
     atomic_write(path, lambda handle: sheet.save(handle, format="PNG"), overwrite=True)
     return path
-
-
-def _tiles(folder: RunFolder, journal: Journal) -> Iterator[Tile]:
-    for row in journal.rows():
-        if row["state"] == "done":
-            yield Tile(folder.outputs / str(row["output"]), str(row["prompt"]))
 
 
 def _say_what_next(folder: RunFolder, sheet: Path | None) -> None:

@@ -34,7 +34,7 @@ from batchgen.errors import BatchgenError, UsageError
 from batchgen.events import Event, event_line
 from batchgen.execute.process import WorkerProcess, prewarm
 from batchgen.execute.stopping import next_time
-from batchgen.execute.supervisor import RunRequest, RunResult, run_jobs
+from batchgen.execute.supervisor import HANG_SECONDS, RunRequest, RunResult, run_jobs
 from batchgen.inventory import device, model
 from batchgen.inventory.model import ModelOptions
 from batchgen.inventory.profiles import find_profile
@@ -186,7 +186,7 @@ def _request(request: RenderRequest, facts: Facts, folder: RunFolder, journal: J
         workers=worker_count(request, facts), devices=devices,
         stop_at=next_time(run.stop_at.strftime("%H:%M")) if run.stop_at is not None else None, max_hours=run.max_hours,
         retry_failed=run.retry_failed, verify=run.verify, prewarmed=(worker,),
-        **({"hang_seconds": run.job_timeout} if run.job_timeout is not None else {}),
+        hang_seconds=HANG_SECONDS if run.job_timeout is None else run.job_timeout,
     )
 
 
@@ -239,10 +239,7 @@ def _write(path: Path, text: str) -> None:
 def print_tables(parts: Sequence[RenderableType | None], stream: TextIO) -> None:
     """The parts to a terminal in its width and colours, or as plain text of TEXT_WIDTH columns."""
     if stream.isatty():
-        console = Console(file=stream, markup=False, highlight=False, emoji=False)
-        for part in parts:
-            if part is not None:
-                console.print(part)
+        tables.print_parts(parts, Console(file=stream, markup=False, highlight=False, emoji=False))
     else:
         width = int(os.environ.get("COLUMNS", "0") or 0) or tables.TEXT_WIDTH
         stream.write(tables.as_text(parts, width=width))

@@ -74,7 +74,6 @@ class Worker:
             _take_log(Path(setup.engine.run_folder) / "logs" / f"worker-{number}.log")
             hold_for_worker(Path(setup.engine.run_folder) / "run.lock")
             self._engine = load_factory(setup.factory)(number, setup.engine, setup.plan, self.emit)
-            self.emit(self._engine.ready)
             self._serve(number)
             self.emit(WorkerStopped(number, None))
         except BatchgenError as error:

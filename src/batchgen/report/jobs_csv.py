@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
@@ -16,6 +17,7 @@ FIRST = (
     "true_cfg_scale", "reason", "kind", "stage", "attempts", "batch", "flags", "seconds",
 )
 
+_EMPTY = (None, "", (), [], {})
 Rows = Callable[[], Iterable[Mapping[str, Any]]]  # each call streams the rows from the start
 
 
@@ -24,7 +26,7 @@ def columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     seen: dict[str, bool] = {}
     for row in rows:
         for name, value in row.items():
-            seen[name] = seen.get(name, False) or value not in (None, "")
+            seen[name] = seen.get(name, False) or value not in _EMPTY
     first = [name for name in FIRST if name in seen]
     return first + [name for name, filled in seen.items() if filled and name not in FIRST]
 
@@ -42,7 +44,14 @@ def write_jobs_csv(rows: Rows, handle: BinaryIO) -> int:
         text.detach()  # the handle is the caller's to close
 
 
+def _cell(value: Any) -> Any:
+    """Numbers and text as they are, nothing as an empty text, everything else as JSON."""
+    if value in _EMPTY:
+        return ""
+    return value if isinstance(value, str | int | float) else json.dumps(value, ensure_ascii=False, default=str)
+
+
 def _written(writer: Any, names: list[str], rows: Iterable[Mapping[str, Any]]) -> Iterator[None]:
     for row in rows:
-        writer.writerow(["" if row.get(name) is None else row[name] for name in names])
+        writer.writerow([_cell(row.get(name)) for name in names])
         yield

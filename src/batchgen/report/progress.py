@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TextIO
+from typing import Protocol, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
@@ -101,7 +101,7 @@ class PlainLines:
             case WorkerReady():
                 self.note(f"worker {event.worker} ready on {event.device} in {duration_text(event.seconds)}")
             case StageBatchDone():
-                what = f"{event.stage}: {event.size} of {event.shape} in {duration_text(event.seconds)}"
+                what = f"{event.stage}: {event.size}{f' of {event.shape}' if event.shape else ''} in {duration_text(event.seconds)}"
                 self.note(f"{what}; {self._pace.text()}")
             case JobFailed():
                 again = ", will be tried again" if event.retry else ""
@@ -128,6 +128,18 @@ class PlainLines:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.note(self._pace.text())
+
+
+class Display(Protocol):
+    """What shows a run: a context manager that listens to its events. `note` says a line of its own."""
+
+    def listen(self, event: Event) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def __enter__(self) -> Display: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
 
 class _Rest(ProgressColumn):
@@ -213,9 +225,6 @@ class Silent:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         return
-
-
-Display = PlainLines | LiveBar | Silent
 
 
 def open_display(pace: Pace, *, quiet: bool = False, stream: TextIO | None = None) -> Display:

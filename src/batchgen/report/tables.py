@@ -146,12 +146,18 @@ def totals_line(summary: Summary, *, seconds: float) -> str:
     return "; ".join(parts)
 
 
+def print_parts(parts: Iterable[RenderableType | None], console: Console) -> None:
+    """Prints what is there, a blank line between two."""
+    for number, part in enumerate(part for part in parts if part is not None):
+        if number:
+            console.print()
+        console.print(part)
+
+
 def as_text(parts: Iterable[RenderableType | None], *, width: int = TEXT_WIDTH) -> str:
     """The parts as plain text, a blank line between two; no colour, no trailing blanks."""
     file = io.StringIO()
     console = Console(file=file, width=width, force_terminal=False, color_system=None, highlight=False, markup=False, emoji=False)
-    for part in parts:
-        if part is not None:
-            console.print(part)
+    print_parts(parts, console)
     lines = [line.rstrip() for line in file.getvalue().splitlines()]
     return "\n".join(lines).strip("\n") + "\n"
