@@ -27,6 +27,8 @@ COMMANDS = {
     "plan": "Decide where the model lives and explain it; renders nothing.",
     "check": "Check a manifest: counts, shapes, faults, names.",
     "status": "Show how far a run is, also while it goes on.",
+    "report": "Make a page, a summary or data of a run.",
+    "doctor": "Say whether this machine is ready for the night.",
     "demo": "Render a dozen prompts with the built-in model.",
 }
 EXIT_BROKEN_PIPE = 141

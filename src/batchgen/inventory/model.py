@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from batchgen import builtin
 from batchgen.errors import ModelError, UsageError
 from batchgen.inventory import index as index_files
 from batchgen.inventory import safetensors, weights
@@ -48,9 +49,6 @@ class ModelOptions:
 def resolve(source: str, options: ModelOptions, *, platform: Platform, on_progress: OnProgress | None = None) -> ModelFacts:
     """Facts of a model folder, a hub id or `builtin`. Raises ModelError with all that is wrong."""
     if source == BUILTIN:
-        # A wheel carries the weights; the module only names their folder.
-        from batchgen import builtin
-
         return folder_facts(Path(builtin.folder()), options, platform=platform, source=source, kind="builtin")
     path = Path(source).expanduser()
     if path.is_file():
