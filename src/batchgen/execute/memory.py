@@ -68,12 +68,9 @@ class LiveStorages(TorchDispatchMode):
         self.peak = self.live
 
     def _see(self, tensor: torch.Tensor, func: object) -> None:
-        if tensor.device != self.device:
+        if tensor.device != self.device or getattr(tensor, "holds_no_bytes", False):
             return
-        try:
-            storage = tensor.untyped_storage()
-        except (NotImplementedError, RuntimeError):  # a wrapper without storage: an absent weight
-            return
+        storage = tensor.untyped_storage()
         key, size = int(storage._cdata), storage.nbytes()
         if key in self._sizes or key in self._host:
             return

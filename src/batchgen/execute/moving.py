@@ -39,6 +39,7 @@ class Absent(torch.Tensor):
     """Shape, strides, dtype and execution device of a weight whose bytes are elsewhere. No storage."""
 
     weight_name: str
+    holds_no_bytes = True  # memory meters ask for it: torch reports a nominal storage of the full size
 
     @staticmethod
     def __new__(cls, like: torch.Tensor, device: torch.device, name: str) -> Absent:
@@ -108,8 +109,10 @@ class Piece:
         """This tensor, in its own dtype and strides, over bytes of `flat` (uint8) from `start_bytes`."""
         like = self.tensor
         offset = (start_bytes + self.offset_bytes) // like.element_size()
-        with flat.fake_mode if isinstance(flat, FakeTensor) else nullcontext():
-            return torch.empty(0, dtype=like.dtype, device=flat.device).set_(flat.untyped_storage(), offset, like.shape, like.stride())
+        if isinstance(flat, FakeTensor):
+            with flat.fake_mode:  # its cache of operations would keep a storage given to `set_` alive
+                return flat.view(like.dtype).as_strided(like.shape, like.stride(), offset)
+        return torch.empty(0, dtype=like.dtype, device=flat.device).set_(flat.untyped_storage(), offset, like.shape, like.stride())
 
 
 @dataclass(slots=True)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
-from batchgen.execute.memory import HostBudget, HostBuffer, LiveStorages
-from batchgen.execute.moving import Absent, AbsentWeightError, Weights, is_opaque
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
 import tiny
+from batchgen.execute.memory import HostBudget, HostBuffer, LiveStorages
+from batchgen.execute.moving import Absent, AbsentWeightError, Weights, is_opaque
 
 CPU = torch.device("cpu")
 
@@ -90,9 +85,9 @@ def test_absent_weights_tell_shape_dtype_and_the_execution_device() -> None:
 
 
 @pytest.fixture(scope="module")
-def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, nn.Module]]:
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, nn.Module]:
     pipe = request.param(tmp_path_factory.mktemp("model"))
-    yield {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
+    return {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
 
 
 @pytest.mark.parametrize("built", tiny.FAMILIES, indirect=True, ids=lambda family: family.__name__)
