@@ -87,7 +87,7 @@ class ManifestError(RefusedError):
                 kinds[fault.kind] = kinds.get(fault.kind, 0) + 1
             by_kind = ", ".join(f"{kind}: {count}" for kind, count in sorted(kinds.items(), key=lambda item: -item[1]))
             shown.append(f"... and {self.total - len(shown)} more faults (in all, {by_kind})")
-        super().__init__("\n".join(shown))
+        super().__init__("\n".join(shown), hint="--faults-file FILE writes them all down" if self.total > self.SHOWN else None)
 
 
 class PlanRefusedError(RefusedError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Literal
@@ -66,14 +67,30 @@ def _delimiter(context: click.Context, parameter: click.Parameter, value: str | 
     return value
 
 
-def _one_number(low: float, high: float | None = None) -> click.FloatRange:
-    return click.FloatRange(min=low, max=high)
+class _Number(click.ParamType[float]):
+    """A plain number in a range; click's own takes `nan`, too."""
+
+    name = "number"
+
+    def __init__(self, high: float = math.inf) -> None:
+        self.high = high
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            number = values.number(value, high=self.high)
+        except values.Problem as problem:
+            self.fail(f"{value!r} {problem.message}; {problem.fix}", param, ctx)
+        if number is None:
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
 
 
 _COUNT = click.IntRange(min=1, max=values.INT_LIMIT)
 
 _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
-    click.option("--format", type=click.Choice([*KINDS, "ndjson"], case_sensitive=False), help="Kind of the manifest; default: by its name."),
+    click.option(
+        "--format", type=click.Choice([*KINDS, "ndjson"], case_sensitive=False), help="Kind of the manifest; default: by its name.",
+    ),
     click.option("--encoding", metavar="NAME", help="Its text encoding, e.g. cp1252; default: UTF-8, or what its byte-order mark says."),
     click.option("--delimiter", metavar="CHAR", callback=_delimiter, help="What stands between columns; default: by the header."),
     click.option("--prompt-column", metavar="NAME", help="The column that holds the prompts."),
@@ -84,12 +101,12 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option("--width", type=_COUNT, metavar="PIXELS", help="Width of rows that name none."),
     click.option("--height", type=_COUNT, metavar="PIXELS", help="Height of rows that name none."),
     click.option("--steps", type=_COUNT, metavar="N", help="Denoising steps of rows that name none."),
-    click.option("--guidance", type=_one_number(0), metavar="X", help="Guidance of rows that name none."),
-    click.option("--true-cfg-scale", type=_one_number(0), metavar="X", help="True CFG scale of rows that name none."),
+    click.option("--guidance", type=_Number(), metavar="X", help="Guidance of rows that name none."),
+    click.option("--true-cfg-scale", type=_Number(), metavar="X", help="True CFG scale of rows that name none."),
     click.option("--num-images", type=_COUNT, metavar="N", default=1, show_default=True, help="Pictures of rows that name no number."),
     click.option("--num-frames", type=_COUNT, metavar="N", help="Frames of rows that name none."),
-    click.option("--fps", type=_one_number(0), metavar="X", help="Frames a second of rows that name none."),
-    click.option("--strength", type=_one_number(0, 1), metavar="X", help="Strength of rows that name none."),
+    click.option("--fps", type=_Number(), metavar="X", help="Frames a second of rows that name none."),
+    click.option("--strength", type=_Number(high=1), metavar="X", help="Strength of rows that name none."),
     click.option("--seed", metavar="N|random", callback=_seed, help=f"Seed of rows that name none (0 to {SEED_LIMIT - 1})."),
     click.option("--skip-invalid", is_flag=True, help="Leave rows with faults out, and report them as failed."),
     click.option("--snap", is_flag=True, help="Take the nearest size or frame count that the model can make."),

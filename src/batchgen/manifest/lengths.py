@@ -5,14 +5,13 @@ transformers' tokenizers load torch; the `tokenizers` library under them does no
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from batchgen.manifest.options import TextEncoderLimit
+from batchgen.inventory.prompt_limits import TextEncoderLimit
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +58,3 @@ def _load(limit: TextEncoderLimit) -> Tokenizer | None:
     tokenizer.no_padding()
     return tokenizer
 
-
-def find_limits(folders: Sequence[str]) -> tuple[TextEncoderLimit, ...]:
-    """The limits that tokenizers' own configs state (`model_max_length`), for folders as `inventory.rules.tokenizers` gives them."""
-    found = []
-    for folder in folders:
-        try:
-            config = json.loads((Path(folder) / "tokenizer_config.json").read_text(encoding="utf-8"))
-            tokens = config.get("model_max_length")
-        except (OSError, ValueError, AttributeError):
-            continue
-        if isinstance(tokens, (int, float)) and 0 < tokens < 1_000_000:
-            found.append(TextEncoderLimit(Path(folder).name, folder, int(tokens)))
-    return tuple(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from batchgen.inventory.prompt_limits import TextEncoderLimit
 from batchgen.inventory.records import SizeRules
 
 KINDS = ("csv", "tsv", "jsonl", "json", "txt", "folder", "parquet")
@@ -27,15 +28,6 @@ class JobDefaults:
     fps: float | None = None
     strength: float | None = None
     seed: int | Literal["random"] | None = None  # None: from the row's identity
-
-
-@dataclass(frozen=True, slots=True)
-class TextEncoderLimit:
-    """A tokenizer of the model and how many tokens of a prompt its encoder reads, special tokens included."""
-
-    name: str  # its entry in model_index.json
-    folder: str  # absolute
-    max_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
