@@ -18,6 +18,7 @@ from batchgen.inventory.model import ModelOptions, looks_like_hub_id, resolve
 from batchgen.inventory.records import DeviceFacts, ModelFacts, Platform, Profile
 from batchgen.plan.planner import make_plan
 from batchgen.plan.records import Overrides, Plan, PlanFacts
+from batchgen.report import plan_text
 from batchgen.report.plan_json import plan_object
 
 
@@ -118,15 +119,15 @@ def show(plan: Plan, *, show_residency: bool, explain: bool, as_json: bool) -> N
     if as_json:
         click.echo(json.dumps(plan_object(plan), ensure_ascii=False, allow_nan=False))
         return
-    from batchgen.report import plan_tables  # rich is loaded only where something is printed with it
-
     if not show_residency and not explain:
-        for line in plan_tables.summary_lines(plan):
+        for line in plan_text.summary_lines(plan):
             click.echo(line)
         for placement in plan.placements:
-            click.echo(f"{plan_tables.plain(placement.component)}: {placement.mode}")
+            click.echo(f"{plan_text.plain(placement.component)}: {placement.mode}")
         click.echo("--show-residency says who decided and why, --explain how")
         return
+    from batchgen.report import plan_tables  # rich is loaded only where something is printed with it
+
     _print(*([plan_tables.residency_table(plan)] if show_residency else []), *([plan_tables.trail_table(plan)] if explain else []))
 
 

@@ -9,8 +9,10 @@ import difflib
 import math
 import os
 import platform as platform_module
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from batchgen.errors import UsageError
@@ -19,6 +21,8 @@ from batchgen.inventory.records import DeviceFacts, Platform
 from batchgen.units import GIB
 
 PLATFORMS: tuple[Platform, ...] = ("cuda", "mps", "cpu")
+# Of the NVIDIA driver on Linux: its control device, the one of WSL, and that of Jetson boards.
+_DRIVER_MARKS = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl", "/proc/driver/nvidia/version")
 # Metal's own advice for the share of unified memory that one process should use.
 _MPS_SHARE = 0.75
 
@@ -57,7 +61,7 @@ def probe(selected: Sequence[str] | None, *, platform: str | None = None) -> tup
         return "mps", (DeviceFacts("Apple GPU (shared memory)", "mps", total, round(total * _MPS_SHARE)),)
     total, available = host_memory()
     count = max(1, len(names))
-    device = DeviceFacts(platform_module.processor() or platform_module.machine() or "CPU", "cpu", total // count, available // count)
+    device = DeviceFacts(_processor_name(), "cpu", total // count, available // count)
     return "cpu", (device,) * count
 
 
@@ -181,7 +185,9 @@ def _entry(entry: str, cards: Sequence[_Card], slices: Sequence[_Card]) -> _Card
 
 def _nvml_cards(environment: Mapping[str, str]) -> tuple[list[_Card], list[_Card]]:
     """(cards in CUDA's order, their MIG slices) as NVML sees them; nothing where there is no driver. Raises UsageError if it is broken."""
-    import pynvml  # takes longer to import than a plan for a stated machine takes to make
+    if sys.platform == "linux" and not any(Path(mark).exists() for mark in _DRIVER_MARKS):
+        return [], []
+    import pynvml  # takes as long to import as everything else that a plan needs
 
     try:
         pynvml.nvmlInit()
@@ -252,6 +258,16 @@ def _slice_handles(nvml: Any, handle: Any) -> list[Any]:
 
 def _string(text: Any) -> str:
     return text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
+
+
+def _processor_name() -> str:
+    """As the kernel names it; platform.processor() would start a process to ask."""
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as lines:
+            name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    except OSError:
+        name = ""
+    return name or platform_module.machine() or "CPU"
 
 
 def _apple_silicon() -> bool:

@@ -13,14 +13,10 @@ from rich.text import Text
 
 from batchgen.plan.records import Placement, Plan
 from batchgen.plan.trail import Number
+from batchgen.report.plan_text import plain, summary_lines
 from batchgen.units import size_text
 
 _STYLES = {"resident": "green", "component-offload": "yellow", "layerwise-offload": "magenta", "fsdp": "cyan"}
-
-
-def plain(text: str) -> str:
-    """One line without control characters: names come from files and must not move the cursor."""
-    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def residency_table(plan: Plan) -> Table:
@@ -45,28 +41,6 @@ def trail_table(plan: Plan) -> Table:
         numbers = ", ".join(f"{name} {_number(value)}" for name, value in decision.numbers)
         _row(table, (decision.rule, decision.subject, decision.decision, decision.text, numbers))
     return table
-
-
-def summary_lines(plan: Plan) -> list[str]:
-    """The plan's head in plain lines: model, devices, threshold, how several devices are used."""
-    counts: dict[tuple[str, float, float], int] = {}
-    for device in plan.devices:
-        key = (device.name, device.total_gb, device.available_gb)
-        counts[key] = counts.get(key, 0) + 1
-    cards = [
-        f"{count} × {plain(name)}, {total:.1f} GiB, {available:.1f} available" for (name, total, available), count in counts.items()
-    ]
-    limit = "never" if plan.threshold_gb is None else f"{plan.threshold_gb:g} GiB"
-    several = ""
-    if plan.fsdp:
-        several = f"; sharded over {len(plan.devices)} devices"
-    elif plan.replicas > 1:
-        several = f"; {plan.replicas} replicas, one a device"
-    return [
-        f"{plain(plan.model)}, profile {plain(plan.profile)}, {plan.performance_mode} mode",
-        f"{plan.platform}: {'; '.join(cards)}",
-        f"keep-resident threshold: {limit} ({plan.threshold_source}){several}",
-    ]
 
 
 def _number(value: Number) -> str:
