@@ -111,6 +111,11 @@ class LiveStorages(TorchDispatchMode):
 _METERS: list[LiveStorages] = []  # entered now; what `DeviceMemory` asks where the device keeps no count itself
 
 
+def is_metered(device: torch.device) -> bool:
+    """Whether a meter that was entered counts this device's storages."""
+    return any(meter.device == device for meter in _METERS)
+
+
 class LiveLimit(LiveStorages):
     """A memory limit on any device: `with LiveLimit("cpu", 20 * MIB): ...`."""
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from batchgen.execute.memory import host_memory
+from batchgen.execute.memory import host_memory, is_metered
 
 ALIGNMENT = 256  # bytes; what CUDA's allocator gives, and more than any CPU kernel asks for
 STAYING_BUFFER_BYTES = 2**20  # buffers up to this size never leave: pipelines read some of them outside forward (LTX, FLUX.2)
@@ -176,8 +176,8 @@ class Chunk:
 
         Kernels sum unaligned weights (mapped from a file) in another order: with this, every placement gives the same bits.
         """
-        if self.opaque or self.pieces[0].tensor.device != device:
-            return False
+        if self.opaque or self.pieces[0].tensor.device != device or (device.type == "cpu" and is_metered(device)):
+            return False  # a meter of the CPU counts what was copied for the device, not what was loaded
         return self.fake or self.host is None or self.host.data_ptr() % 64 == 0
 
     def let_go(self) -> None:
@@ -204,7 +204,7 @@ def aligned(size_bytes: int) -> int:
 
 def is_opaque(tensor: torch.Tensor) -> bool:
     """A tensor subclass whose bytes are its own business: quantised weights, sharded weights."""
-    return type(tensor) not in _PLAIN_TYPES or type(tensor.data) not in (torch.Tensor, FakeTensor)
+    return type(tensor) not in _PLAIN_TYPES
 
 
 def _storage_key(tensor: torch.Tensor) -> int:
