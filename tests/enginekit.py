@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from batchgen.events import Event, JobFailed, OutputDone
 from batchgen.execute import products
 from batchgen.execute.engine import Engine
@@ -25,7 +26,8 @@ def make_plan(folder: Path, *, modes: dict[str, str] | None = None, batch_size: 
         Placement(name, (modes or {}).get(name, "resident"), None, "user" if name in (modes or {}) else "default", "for a test", None)
         for name in ModelFolder.read(folder).models
     )
-    return Plan("manual", "cpu", (DeviceFacts("CPU", "cpu", 2**40, 2**40),), False, False, 1, None, "global", placements, batch_size, Trail(), **more)
+    device = DeviceFacts("CPU", "cpu", 2**40, 2**40)
+    return Plan("manual", "cpu", (device,), False, False, 1, None, "global", placements, batch_size, Trail(), **more)
 
 
 def make_job(index: int, prompt: str, **fields: Any) -> Job:
@@ -96,7 +98,8 @@ def call_by_hand(pipe: Any, job: Job, **more: Any) -> np.ndarray:
     import inspect
 
     accepted = inspect.signature(pipe.__call__).parameters
-    guidance = "true_cfg_scale" if accepted.get("guidance_scale") is None or accepted["guidance_scale"].default is None else "guidance_scale"
+    embedded = accepted.get("guidance_scale") is None or accepted["guidance_scale"].default is None
+    guidance = "true_cfg_scale" if embedded else "guidance_scale"
     asked = {
         "negative_prompt": job.negative_prompt, "width": job.width, "height": job.height, "num_inference_steps": job.steps,
         guidance: job.guidance, "num_frames": job.num_frames, "frame_rate": job.fps, "strength": job.strength,

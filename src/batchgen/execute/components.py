@@ -13,6 +13,7 @@ from batchgen.errors import ModelError
 from batchgen.events import ComponentLoaded, Emit
 from batchgen.execute.load import ModelFolder, torch_dtype
 from batchgen.execute.meter import Meter
+from batchgen.execute.recovery import free_after_oom
 from batchgen.execute.residency import Residency
 from batchgen.execute.settings import EngineSettings
 from batchgen.execute.stages import Stages
@@ -54,12 +55,17 @@ class Components:
         device = self.residency.device
         straight = device if self.residency.mode(name) == "resident" else None
         variant = dict(self.settings.variants).get(name)
-        module = self.folder.load_model(name, self.dtypes[name], variant=variant, device=straight)
+        try:
+            module = self.folder.load_model(name, self.dtypes[name], variant=variant, device=straight)
+        except torch.OutOfMemoryError as error:
+            # onto the host instead: the placement then finds the leaner way, or says that there is none
+            free_after_oom(error)
+            module = self.folder.load_model(name, self.dtypes[name], variant=variant)
+        size = sum({id(tensor): tensor.nbytes for tensor in (*module.parameters(), *module.buffers())}.values())
         self.meter.watch(name, module)
         self.modules[name] = module
         self.residency.add(name, module)
         for stages in self.roads:
             stages.give(name, module)
-        size = sum({tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in module.state_dict().values()}.values())
         files = tuple(sorted(f"{name}/{file.name}" for file in (self.folder.path / name).glob("*.safetensors")))
         self.emit(ComponentLoaded(self.worker, name, self.residency.mode(name), size, time.perf_counter() - start, files))

@@ -17,7 +17,7 @@ from PIL import Image
 from batchgen.events import FailureKind
 from batchgen.execute.guidance import GuidanceRules
 from batchgen.execute.pictures import INPUTS, read_picture
-from batchgen.execute.runner import Runner, call_arguments
+from batchgen.execute.runner import Runner, Task, call_arguments
 from batchgen.execute.stages import DECODE, DENOISE, Stage, Stages, call_stage, split_rows, to_device
 from batchgen.execute.windows import BatchSizes, EncodedCache, Row
 
@@ -75,13 +75,11 @@ class Encoding:
         def fail(text: Text, kind: FailureKind, reason: str) -> None:
             reasons["prompt", stage.name, text.prompt] = reasons["negative", stage.name, text.negative] = kind, reason
 
-        for batch in self._plan(list(prompts), list(negatives), str(any_prompt)):
+        def work(texts: Sequence[Text]) -> None:
+            self._encode(stage, texts, found, served)
 
-            def work(texts: Sequence[Text]) -> None:
-                self._encode(stage, texts, found, served)
-
-            size = self.sizes.of(stage.name, None, None)
-            self.runner.run(stage, None, batch, size, work, fail)
+        kinds = self._plan(list(prompts), list(negatives), str(any_prompt))
+        self.runner.run(stage, [Task(None, kind, self.sizes.of(stage.name, None, None), work, fail) for kind in kinds])
         self._hand_out(stage, rows, keys, found, reasons)
 
     def _negative(self, stage: Stage, row: Row) -> str | None:
@@ -114,12 +112,13 @@ class Encoding:
         started = time.perf_counter()
         outputs = call_stage(stage, arguments, guiders)
         seconds = time.perf_counter() - started
-        split = {name: split_rows(value, len(texts)) for name, value in outputs.items() if value is not None and self._is_wanted(stage, name)}
+        wanted = {name: value for name, value in outputs.items() if value is not None and self._is_wanted(stage, name)}
+        split = {name: split_rows(value, len(texts)) for name, value in wanted.items()}
         for index, text in enumerate(texts):
-            row = {name: to_device(values[index], CPU) for name, values in split.items()}
-            self._put(found, ("prompt", stage.name, text.prompt), {k: v for k, v in row.items() if not k.startswith(NEGATIVE)})
+            made = {name: to_device(values[index], CPU) for name, values in split.items()}
+            self._put(found, ("prompt", stage.name, text.prompt), {k: v for k, v in made.items() if not k.startswith(NEGATIVE)})
             if pair:
-                self._put(found, ("negative", stage.name, text.negative), {k: v for k, v in row.items() if k.startswith(NEGATIVE)})
+                self._put(found, ("negative", stage.name, text.negative), {k: v for k, v in made.items() if k.startswith(NEGATIVE)})
         rows = [row for text in texts for row in served.get(text.prompt, ())]
         for row in rows:
             row.seconds += seconds / max(1, len(rows))
@@ -158,21 +157,23 @@ class Encoding:
         def fail(row: Row, kind: FailureKind, reason: str) -> None:
             self.runner.fail_job(row.job, kind, stage.name, reason)
 
-        self.runner.run(stage, None, rows, 1, work, fail)
+        self.runner.run(stage, [Task(None, rows, 1, work, fail)])
 
     def _picture(self, stage: Stage, row: Row, found: dict[Hashable, dict[str, Any]]) -> None:
         job = row.job
-        text = (job.prompt, self._negative(stage, row)) if stage.encodes_text else ()
+        negative = self._negative(stage, row)
+        text = (job.prompt, negative) if stage.encodes_text else ()
         key = (stage.name, job.image, job.last_image, job.mask, job.width, job.height, job.num_frames, job.strength, *text)
         if key in found:
             row.values.update(found[key])
             return
-        pictures = {name: read_picture(getattr(job, field), mask=field == "mask") for field, name in INPUTS if getattr(job, field) is not None}
+        paths = {field: getattr(job, field) for field, _ in INPUTS}
+        pictures = {name: read_picture(paths[field], mask=field == "mask") for field, name in INPUTS if paths[field] is not None}
         generator = row.generator_now()
         before = generator.get_state()
         arguments = call_arguments(self.stages.call, job, 1) | row.values | {"generator": [generator]}
         if stage.encodes_text:
-            arguments |= {"prompt": [job.prompt]} | ({"negative_prompt": [text[1]]} if text[1] is not None else {})
+            arguments |= {"prompt": [job.prompt]} | ({"negative_prompt": [negative]} if negative is not None else {})
         guiders = {name: self.rules.text_guider(getattr(stage.pipe, name), negatives=True) for name in stage.guiders}
         started = time.perf_counter()
         outputs = call_stage(stage, arguments | pictures, guiders)

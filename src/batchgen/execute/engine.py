@@ -10,14 +10,16 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from batchgen.errors import ModelError
-from batchgen.events import Emit, Event, LatentsSpooled, WorkerReady
+from batchgen.events import Emit, Event, FailureKind, LatentsSpooled, WorkerReady
 from batchgen.execute.components import Components
 from batchgen.execute.encoding import Encoding
 from batchgen.execute.guidance import GuidanceRules
@@ -25,9 +27,9 @@ from batchgen.execute.load import ModelFolder, quiet_libraries
 from batchgen.execute.memory import HostBudget
 from batchgen.execute.meter import Meter
 from batchgen.execute.pictures import INPUTS
-from batchgen.execute.products import Products, check_size, rows_of
+from batchgen.execute.products import Products, Sound, check_size, rows_of
 from batchgen.execute.residency import Residency
-from batchgen.execute.runner import Runner, call_arguments
+from batchgen.execute.runner import Runner, Task, call_arguments
 from batchgen.execute.settings import EngineSettings, Window
 from batchgen.execute.stages import DECODE, DENOISE, PIPELINE, Stage, Stages, build_stages, call_stage, join_rows, split_rows, to_device
 from batchgen.execute.windows import BatchSizes, EncodedCache, Row, chunks, group_rows, spool_rows, unspool
@@ -137,20 +139,24 @@ class Engine:
         fresh = [row for row in rows if row not in denoised]
         Encoding(self.runner, self.sizes, self.cache, stages, rules).run(fresh)
         stage = stages.named(DENOISE)
-        for shape, group in group_rows(self.runner.alive(fresh), mixes_guidance=rules.mixes_rows):
-            size = self.sizes.of(DENOISE, shape, self._pixels(stages, group[0].job))
-            # where nothing has to move, each batch is decoded at once: its pictures come early and its latents need no keeping
-            for batch in chunks(group, size) if self._nothing_moves(stages) else [group]:
+        groups = group_rows(self.runner.alive(fresh), mixes_guidance=rules.mixes_rows)
+        tasks = [self._task(stages, stage, shape, group, partial(self._denoise, stages, rules, shape)) for shape, group in groups]
+        while tasks and self._nothing_moves(stages) and not self.runner.stopping.is_set():
+            # each batch is decoded at once: its pictures come early, and its latents take no memory meanwhile
+            task = tasks.pop(0)
+            for batch in chunks(task.items, task.size):
+                self.runner.run(stage, [replace(task, items=batch)])
+                self._decode_all(stages, self._ready(batch))
+        self.runner.run(stage, tasks)
+        self._decode_all(stages, denoised + self._ready(row for task in tasks for row in task.items))
 
-                def work(part: Sequence[Row], shape: ShapeKey = shape) -> None:
-                    self._denoise(stages, rules, shape, part)
+    def _task(
+        self, stages: Stages, stage: Stage, shape: ShapeKey, rows: Sequence[Row], work: Callable[[Sequence[Row]], None]
+    ) -> Task:
+        def fail(row: Row, kind: FailureKind, reason: str) -> None:
+            self.runner.fail_job(row.job, kind, stage.name, reason)
 
-                self.runner.run(stage, shape, batch, size, work, lambda row, *why: self.runner.fail_job(row.job, why[0], DENOISE, why[1]))
-                if self._nothing_moves(stages):
-                    self._decode_all(stages, self._ready(batch))
-                else:
-                    denoised.extend(self._ready(batch))
-        self._decode_all(stages, denoised)
+        return Task(shape, rows, self.sizes.of(stage.name, shape, self._pixels(stages, rows[0].job)), work, fail)
 
     def _nothing_moves(self, stages: Stages) -> bool:
         parts = (*stages.named(DENOISE).components, *stages.named(DECODE).components)
@@ -187,13 +193,8 @@ class Engine:
 
     def _decode_all(self, stages: Stages, rows: Sequence[Row]) -> None:
         stage = stages.named(DECODE)
-        for shape, group in group_rows(rows, mixes_guidance=True):
-
-            def work(batch: Sequence[Row], shape: ShapeKey = shape) -> None:
-                self._decode(stages, shape, batch)
-
-            size = self.sizes.of(DECODE, shape, self._pixels(stages, group[0].job))
-            self.runner.run(stage, shape, group, size, work, lambda row, *why: self.runner.fail_job(row.job, why[0], DECODE, why[1]))
+        groups = group_rows(rows, mixes_guidance=True, apart=False)
+        self.runner.run(stage, [self._task(stages, stage, shape, group, partial(self._decode, stages, shape)) for shape, group in groups])
 
     def _decode(self, stages: Stages, shape: ShapeKey, batch: Sequence[Row]) -> None:
         stage = stages.named(DECODE)
@@ -215,15 +216,13 @@ class Engine:
     def _ordinary(self, stages: Stages, rows: Sequence[Row]) -> None:
         """The model's ordinary call as the one stage. Rows with and without a negative prompt are different calls."""
         stage = stages.named(PIPELINE)
+        tasks = []
         for shape, group in group_rows(rows, mixes_guidance=False):
             for without in (True, False):
                 part = [row for row in group if (row.job.negative_prompt is None) == without]
-
-                def work(batch: Sequence[Row], shape: ShapeKey = shape) -> None:
-                    self._call_ordinary(stages, shape, batch)
-
-                size = self.sizes.of(PIPELINE, shape, self._pixels(stages, group[0].job))
-                self.runner.run(stage, shape, part, size, work, lambda row, *why: self.runner.fail_job(row.job, why[0], PIPELINE, why[1]))
+                if part:
+                    tasks.append(self._task(stages, stage, shape, part, partial(self._call_ordinary, stages, shape)))
+        self.runner.run(stage, tasks)
 
     def _call_ordinary(self, stages: Stages, shape: ShapeKey, batch: Sequence[Row]) -> None:
         stage, job = stages.named(PIPELINE), batch[0].job
@@ -248,7 +247,8 @@ class Engine:
     ) -> None:
         products, filtered = rows_of(outputs, len(batch))
         self.runner.batch_done(stage, shape, batch, len(batch), seconds)
-        for row, product, flagged in zip(batch, products, filtered, strict=True):
+        sounds = self._sounds(stage, outputs, len(batch))
+        for row, product, flagged, sound in zip(batch, products, filtered, sounds, strict=True):
             row.seconds += seconds / len(batch)
             asked = call_arguments(stages.call, row.job, 1)
             check_size(row, product, asked)
@@ -258,7 +258,16 @@ class Engine:
             if self.runner.tiles(stage, shape):
                 row.flags = (*row.flags, FLAG_TILED)
             self.runner.ended.add(row.job.key)
-            self.products.take(row, product, self._resolved(stages, row, product, asked), sound=None)
+            self.products.take(row, product, self._resolved(stages, row, product, asked), sound=sound)
+
+    def _sounds(self, stage: Stage, outputs: dict[str, Any], rows: int) -> list[Sound | None]:
+        """Each row's sound track, where the stage makes one; its rate is in the config of the component that makes it."""
+        audio = outputs.get("audio")
+        configs = [getattr(self.components.modules[name], "config", None) for name in stage.components]
+        rates = [config["output_sampling_rate"] for config in configs if config is not None and "output_sampling_rate" in config]
+        if audio is None or not rates:
+            return [None] * rows
+        return [(track.float().cpu().numpy(), int(rates[0])) for track in audio]
 
     # -- small things -----------------------------------------------------------------------------------------------
 

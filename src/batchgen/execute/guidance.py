@@ -18,7 +18,7 @@ from diffusers.guiders.guider_utils import GuiderOutput
 from batchgen.jobs import Job
 
 
-class RowGuidance(ClassifierFreeGuidance):  # type: ignore[misc]
+class RowGuidance(ClassifierFreeGuidance):
     """Classifier-free guidance with a scale of its own for every row of the batch.
 
     `scales` [B], one a row. The stock guider compares its one scale with a number, so a tensor cannot be given to it.

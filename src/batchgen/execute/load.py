@@ -202,7 +202,9 @@ def check_loaded(name: str, module: nn.Module, missing: Any, dtype: torch.dtype)
     tensors = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
     lost = [key for key in missing if key in tensors and id(tensors[key]) not in tied]
     if lost:
-        raise ModelError(f"{name}: {len(lost)} weights are not in its files, {lost[0]} first", hint="the download or conversion is incomplete")
+        raise ModelError(
+            f"{name}: {len(lost)} weights are not in its files, {lost[0]} first", hint="the download or conversion is incomplete"
+        )
     for key, tensor in tensors.items():
         if tensor.is_meta:
             raise ModelError(f"{name}: {key} was not loaded")

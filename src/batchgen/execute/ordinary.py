@@ -18,7 +18,9 @@ from batchgen.errors import ModelError
 class OrdinaryCall:
     """Makes the pipeline object from its parts at the first call, when all of them are there."""
 
-    def __init__(self, pipeline_class: type, settings: Mapping[str, Any], parts: Sequence[str], absent: Sequence[str], device: torch.device) -> None:
+    def __init__(
+        self, pipeline_class: type, settings: Mapping[str, Any], parts: Sequence[str], absent: Sequence[str], device: torch.device
+    ) -> None:
         self._class = pipeline_class
         self._settings = dict(settings)
         self._parts: dict[str, Any] = dict.fromkeys((*parts, *absent))

@@ -7,7 +7,7 @@ the next check.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ WRITERS = 2
 WAITING = 16  # products that may wait for a writer before the device has to
 
 FloatArray = npt.NDArray[np.float32]
+Sound = tuple[FloatArray, int]  # samples [channels, samples] in -1..1, and their rate in Hz
 
 
 def to_uint8(product: FloatArray) -> npt.NDArray[np.uint8]:
@@ -64,22 +65,20 @@ class Products:
         self._error: BaseException | None = None
 
     def take(
-        self, row: Row, product: FloatArray, resolved: Mapping[str, Any], *, sound: tuple[npt.NDArray[np.float32], int] | None = None,
-        done: Callable[[], None] | None = None,
+        self, row: Row, product: FloatArray, resolved: Mapping[str, Any], *, sound: Sound | None = None
     ) -> None:
         """Queues one row's product: a picture [H, W, C] or a clip [frames, H, W, C], floats in 0..1."""
         self.check()
         if not np.isfinite(product).all():
-            self._emit(JobFailed(self._worker, row.job.key, "non-finite", "decode", "the decoded picture holds values that are not numbers"))
+            reason = "the decoded picture holds values that are not numbers"
+            self._emit(JobFailed(self._worker, row.job.key, "non-finite", "decode", reason))
             return
         self._room.acquire()
-        self._futures.append(self._pool.submit(self._write, row, product, dict(resolved), sound, done))
+        self._futures.append(self._pool.submit(self._write, row, product, dict(resolved), sound))
 
-    def _write(self, row: Row, product: FloatArray, resolved: dict[str, Any], sound: Any, done: Callable[[], None] | None) -> None:
+    def _write(self, row: Row, product: FloatArray, resolved: dict[str, Any], sound: Sound | None) -> None:
         try:
             self._emit(self._written(row, to_uint8(product), resolved, sound))
-            if done is not None:
-                done()
         except DiskError as error:
             self._error = error
         except Exception as error:  # noqa: BLE001  one file that cannot be written fails its job, not the night
@@ -87,7 +86,7 @@ class Products:
         finally:
             self._room.release()
 
-    def _written(self, row: Row, pixels: npt.NDArray[np.uint8], resolved: dict[str, Any], sound: Any) -> OutputDone:
+    def _written(self, row: Row, pixels: npt.NDArray[np.uint8], resolved: dict[str, Any], sound: Sound | None) -> OutputDone:
         flags = (*row.flags, *(("flat",) if int(pixels.min()) == int(pixels.max()) else ()))
         settings = settings_for(row.job, dict(self._outputs.metadata), row.batch, flags, resolved)
         path = Path(self._outputs.folder) / row.job.output
@@ -97,18 +96,18 @@ class Products:
                 pixels, path, settings, self._outputs.image_format, dict(self._outputs.image_options), overwrite=self._outputs.overwrite
             )
         else:
-            size, digest = self._write_clip(pixels, path, settings, resolved, sound)
+            size, digest = self._write_clip(pixels, path, settings, float(resolved["fps"]), sound)
         return OutputDone(
             self._worker, row.job.key, row.job.output, size, digest, row.batch, row.seconds, settings[RECORD], flags
         )
 
-    def _write_clip(self, frames: npt.NDArray[np.uint8], path: Path, settings: Mapping[str, str], resolved: Mapping[str, Any], sound: Any) -> tuple[int, str]:
-        from batchgen.outputs.video import write_video
+    def _write_clip(
+        self, frames: npt.NDArray[np.uint8], path: Path, settings: Mapping[str, str], fps: float, sound: Sound | None
+    ) -> tuple[int, str]:
+        from batchgen.outputs.video import write_video  # PyAV is only there for people who make clips
 
-        return write_video(
-            frames, path, settings, fps=float(resolved["fps"]), video_format=self._outputs.video_format, overwrite=self._outputs.overwrite,
-            sound=sound,
-        )
+        kept, overwrite = self._outputs.video_format, self._outputs.overwrite
+        return write_video(frames, path, settings, fps=fps, video_format=kept, overwrite=overwrite, sound=sound)
 
     def check(self) -> None:
         """Raises the DiskError that a writer met."""

@@ -8,26 +8,39 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
-
-import torch
+from dataclasses import dataclass
+from typing import Any
 
 from batchgen.errors import BatchgenError, RunStoppedError
 from batchgen.events import DecisionMade, Emit, FailureKind, JobFailed, MemorySample, StageBatchDone
 from batchgen.execute.components import Components
 from batchgen.execute.load import first_line
 from batchgen.execute.memory import DeviceMemory, rss_bytes
-from batchgen.execute.recovery import Ladder, Situation, free_after_oom, is_out_of_memory
+from batchgen.execute.recovery import Action, Ladder, Situation, free_after_oom, is_out_of_memory
 from batchgen.execute.stages import PIPELINE, Stage
 from batchgen.execute.windows import Row, chunks
 from batchgen.jobs import Job, ShapeKey
 from batchgen.plan.trail import Decision
 
-T = TypeVar("T")
-Work = Callable[[Sequence[T]], None]
-Fail = Callable[[T, FailureKind, str], None]
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Work of one kind and shape for a stage, to be done in batches of at most `size` items (rows, or texts to encode)."""
+
+    shape: ShapeKey | None
+    items: Sequence[Any]
+    size: int
+    work: Callable[[Sequence[Any]], None]
+    fail: Callable[[Any, FailureKind, str], None]
+
+    @property
+    def where(self) -> str:
+        return self.shape.text if self.shape is not None else ""
+
+
+Queue = deque[tuple[Task, Sequence[Any]]]
 
 
 class Runner:
@@ -66,47 +79,47 @@ class Runner:
 
     # -- batches ----------------------------------------------------------------------------------------------------
 
-    def run(self, stage: Stage, shape: ShapeKey | None, items: Sequence[T], size: int, work: Work[T], fail: Fail[T]) -> None:
-        """`work` on all items in batches of at most `size`, until a stop is requested. Raises what no job would survive."""
-        where = shape.text if shape is not None else ""
-        queue = deque(chunks(items, self.ladder.batch_size(stage.name, where, size))) if items else deque[Sequence[T]]()
+    def run(self, stage: Stage, tasks: Iterable[Task]) -> None:
+        """All tasks of a stage, its components in once for all of them, until a stop is requested. Raises what no job would survive."""
+        queue: Queue = deque((task, batch) for task in tasks for batch in chunks(task.items, task.size))
+        if not queue:
+            return
         while queue and not self.stopping.is_set():
             self.components.ensure(stage.components)
             with self.residency.stage(stage.components, one_at_a_time=stage.name == PIPELINE):
-                in_the_way = self._drain(stage, where, queue, work, fail)
-            if in_the_way is not None:
-                self.residency.leaner(in_the_way)
+                too_small = self._drain(stage, queue)
+            if too_small:
+                self.residency.leaner(stage.components)
         self.emit(MemorySample(self.worker, stage.name, rss_bytes(), self.memory.allocated(), self.memory.peak()))
 
-    def _drain(self, stage: Stage, where: str, queue: deque[Sequence[T]], work: Work[T], fail: Fail[T]) -> str | None:
-        """Works the queue off. Returns the component that must go to a leaner placement first, which takes leaving the stage."""
+    def _drain(self, stage: Stage, queue: Queue) -> bool:
+        """Works the queue off. True: the device is too small for what is on it now; a leaner placement takes leaving the stage."""
         while queue and not self.stopping.is_set():
-            batch = queue.popleft()
-            limit = 1 if stage.name in self._singly else self.ladder.batch_size(stage.name, where, len(batch))
+            task, batch = queue.popleft()
+            limit = 1 if stage.name in self._singly else self.ladder.batch_size(stage.name, task.where, len(batch))
             if len(batch) > limit:
-                queue.extendleft(reversed(list(chunks(batch, limit))))
+                queue.extendleft((task, part) for part in reversed(list(chunks(batch, limit))))
                 continue
-            if self.ladder.hopeless(stage.name, where):
+            if self.ladder.hopeless(stage.name, task.where):
                 for item in batch:
-                    fail(item, "out-of-memory", f"{stage.name} at {where} does not fit, as jobs of this shape before it did not")
+                    task.fail(item, "out-of-memory", f"{stage.name} at {task.where} does not fit, as jobs like it before did not")
                 continue
-            error = self._attempt(stage, where, batch, work)
+            error = self._attempt(stage, task, batch)
             if error is None:
                 continue
             if is_out_of_memory(error):
-                component = self._climb_down(stage, where, batch, queue, error, fail)
-                if component is not None:
-                    return component
+                if self._climb_down(stage, task, batch, queue, error) == "leaner":
+                    return True
             elif len(batch) == 1:
-                fail(batch[0], *_cause(error))
+                task.fail(batch[0], *_cause(error))
             else:
-                self._one_by_one(stage, where, batch, queue, error, work, fail)
-        return None
+                self._one_by_one(stage, task, batch, queue, error)
+        return False
 
-    def _attempt(self, stage: Stage, where: str, batch: Sequence[T], work: Work[T]) -> Exception | None:
+    def _attempt(self, stage: Stage, task: Task, batch: Sequence[Any]) -> Exception | None:
         try:
-            with self._tiled(stage, where):
-                work(batch)
+            with self._tiled(stage, task.where):
+                task.work(batch)
         except RunStoppedError:
             raise
         except Exception as error:  # noqa: BLE001  one bad job must not end the night
@@ -114,22 +127,21 @@ class Runner:
             return error
         return None
 
-    def _one_by_one(
-        self, stage: Stage, where: str, batch: Sequence[T], queue: deque[Sequence[T]], cause: Exception, work: Work[T], fail: Fail[T]
-    ) -> None:
+    def _one_by_one(self, stage: Stage, task: Task, batch: Sequence[Any], queue: Queue, cause: Exception) -> None:
         """Finds the item that fails its batch. Where none does, the stage cannot batch (a VAE's attention mask): remembered."""
         reason = _cause(cause)[1]
         failed = 0
-        for item in batch:
+        for index, item in enumerate(batch):
             if self.stopping.is_set():
                 return
-            error = self._attempt(stage, where, [item], work)
+            error = self._attempt(stage, task, [item])
             if error is not None and is_out_of_memory(error):
                 free_after_oom(error)
-                queue.appendleft([item])
-            elif error is not None:
-                fail(item, *_cause(error))
-            failed += error is not None
+                queue.appendleft((task, batch[index:]))
+                return
+            if error is not None:
+                task.fail(item, *_cause(error))
+                failed += 1
         if not failed:
             self._singly.add(stage.name)
             text = f"{stage.name} fails for {len(batch)} rows at once ({reason}) and not for each alone: one row at a time from now on"
@@ -137,28 +149,21 @@ class Runner:
 
     # -- memory -----------------------------------------------------------------------------------------------------
 
-    def _climb_down(
-        self, stage: Stage, where: str, batch: Sequence[T], queue: deque[Sequence[T]], error: Exception, fail: Fail[T]
-    ) -> str | None:
+    def _climb_down(self, stage: Stage, task: Task, batch: Sequence[Any], queue: Queue, error: Exception) -> Action:
         reason = first_line(error)
         free_after_oom(error)
-        leaner = self._could_leave(stage)
+        leaner = any(self.residency.next_leaner(name, in_stage=name in stage.components) for name in self.residency.names)
         situation = Situation(
-            stage.name, where, len(batch), can_tile=bool(self._tilers(stage)), tiled=self._tiles(stage, where), can_be_leaner=leaner is not None
+            stage.name, task.where, len(batch), can_tile=bool(self._tilers(stage)), tiled=self._tiles(stage, task.where),
+            can_be_leaner=leaner,
         )
         step = self.ladder.next_step(situation)
         self.decide(step.decision(situation))
         if step.action == "fail":
-            fail(batch[0], "out-of-memory", f"{step.text} ({reason})")
-            return None
-        queue.appendleft(batch)
-        return leaner if step.action == "leaner" else None
-
-    def _could_leave(self, stage: Stage) -> str | None:
-        """The component whose leaner placement frees most: those the stage does not call before those it does."""
-        able = [name for name in self.residency.names if self.residency.next_leaner(name) is not None]
-        sizes = {name: sum(weight.nbytes for weight in self.components.modules[name].parameters()) for name in able}
-        return max(able, key=lambda name: (name not in stage.components, sizes[name]), default=None)
+            task.fail(batch[0], "out-of-memory", f"{step.text} ({reason})")
+        else:
+            queue.appendleft((task, batch))
+        return step.action
 
     def _tilers(self, stage: Stage) -> list[Any]:
         modules = [self.components.modules.get(name) for name in stage.components]
@@ -172,7 +177,7 @@ class Runner:
         return self._tiles(stage, shape.text)
 
     @contextmanager
-    def _tiled(self, stage: Stage, where: str) -> Any:
+    def _tiled(self, stage: Stage, where: str) -> Iterator[None]:
         tilers = self._tilers(stage) if self._tiles(stage, where) else []
         for module in tilers:
             module.enable_tiling()

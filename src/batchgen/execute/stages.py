@@ -7,7 +7,6 @@ built around any components, hollow ones too. Knows nothing of jobs, placements 
 
 from __future__ import annotations
 
-import copy
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -109,7 +108,7 @@ def build_stages(
     """
     family = find_family(folder.pipeline_class, folder.settings)
     pipeline = _library_class(folder.pipeline_class)
-    call = {key: value for key, value in signature_defaults(pipeline.__call__).items() if key not in _HANDOVER}  # type: ignore[operator]
+    call = {key: value for key, value in signature_defaults(pipeline.__call__).items() if key not in _HANDOVER}
     given = dict(components or {})
     plain = {name: given[name] if name in given else folder.load_plain(name) for name in folder.entries if name not in folder.models}
     stages = Stages(folder, family, (), call, device, plain)
@@ -133,7 +132,7 @@ def _library_class(name: str) -> type:
 def _whole_pipeline(stages: Stages, pipeline: type) -> Stage:
     """The ordinary call as one stage."""
     folder = stages.folder
-    accepted = frozenset(signature_defaults(pipeline.__call__)) | {"prompt"}  # type: ignore[operator]
+    accepted = frozenset(signature_defaults(pipeline.__call__)) | {"prompt"}
     pipe = OrdinaryCall(pipeline, folder.settings, tuple(folder.entries), folder.absent, stages.device)
     for name, part in stages.plain.items():
         _set_component(pipe, name, part)
@@ -222,7 +221,9 @@ def _set_component(pipe: Any, name: str, component: Any) -> None:
     setattr(pipe, name, component)
 
 
-def call_stage(stage: Stage, arguments: Mapping[str, Any], guiders: Mapping[str, Any], fields: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def call_stage(
+    stage: Stage, arguments: Mapping[str, Any], guiders: Mapping[str, Any], fields: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Runs the stage once. `arguments`: those named in its inputs are passed on; the rest are not its business.
 
     Returns its outputs by name, whole batches, on the execution device. Raises what the model raises.
@@ -293,8 +294,3 @@ def value_bytes(value: Any) -> int:
     if isinstance(value, dict):
         return sum(map(value_bytes, value.values()))
     return 0
-
-
-def clone_plain(value: Any) -> Any:
-    """A copy of plain arguments that a pipeline may write into (some write the chat template into the caller's prompt list)."""
-    return copy.copy(value) if isinstance(value, (list, dict)) else value

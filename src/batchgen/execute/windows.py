@@ -51,16 +51,16 @@ class Row:
         return made
 
 
-def group_rows(rows: Iterable[Row], *, mixes_guidance: bool) -> list[tuple[ShapeKey, list[Row]]]:
-    """Rows that may share a denoise batch, groups in the order of their first rows.
+def group_rows(rows: Iterable[Row], *, mixes_guidance: bool, apart: bool = True) -> list[tuple[ShapeKey, list[Row]]]:
+    """Rows that may share a batch, groups in the order of their first rows.
 
-    Rows of different guidance share one where the guider allows it; rows without a second branch stay apart from those with one,
-    since each would pay for it.
+    Rows of different guidance share one where the guider allows it. `apart`: rows without a second branch stay apart from those
+    with one, since each would pay for it.
     """
     groups: dict[Hashable, list[Row]] = {}
     for row in rows:
         shape = replace(row.shape, guidance=None, true_cfg_scale=None) if mixes_guidance else row.shape
-        groups.setdefault((shape, row.guidance.on), []).append(row)
+        groups.setdefault((shape, apart and row.guidance.on), []).append(row)
     return [(group[0].shape, group) for group in groups.values()]
 
 
@@ -80,7 +80,7 @@ class BatchSizes:
     def __init__(self, plan: Plan) -> None:
         self._fixed = plan.batch_size
         self._planned = {(stage.name, stage.shape): stage.batch for stage in plan.stages}
-        self._stage = {}
+        self._stage: dict[str, int] = {}
         for stage in plan.stages:
             self._stage[stage.name] = min(stage.batch, self._stage.get(stage.name, stage.batch))
         self.planned_stages = frozenset(self._stage)
