@@ -110,7 +110,7 @@ class DelimitedReader:
     def __iter__(self) -> Iterator[Chunk]:
         lines: list[str] = []
         nuls: dict[int, int] = {}
-        first, begun = 1, False
+        first, begun, size, wanted = 1, False, 0, 0
         for block in self._blocks:
             if not lines:
                 first, nuls = block.first_line, {}
@@ -119,17 +119,24 @@ class DelimitedReader:
             if begun and not lines and not nuls and (chunk := self._plain(block)) is not None:
                 yield chunk
                 continue
-            lines = lines + _lines(block.text)
+            lines += _lines(block.text)
+            size += len(block.text)
+            if size < wanted and not block.last:
+                continue
             try:
                 if not begun:
                     at = self._begin(lines, nuls, final=block.last)
                     begun = True
                 chunk, at = self._careful(lines, at, first, nuls, final=block.last)
             except _NeedsMoreError:
+                wanted = 2 * size
                 continue
             if chunk.rows:
                 yield chunk
             lines, first = lines[at:], first + at
+            # a record that goes on is read again with twice the text, so that a long one costs little
+            size = sum(map(len, lines))
+            wanted = 2 * size
 
     def _plain(self, block: Block) -> Chunk | None:
         """A block of one-line records, in one go; None where a record is not a line or the csv module objects."""

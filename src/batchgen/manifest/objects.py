@@ -51,7 +51,12 @@ class _Chunks:
         self.lines: list[int] = []
         self.rows: list[Cells | Fault] = []
         self.header: tuple[str, ...] = ()
-        self.damaged = False
+        self.damaged = self.escapes = False
+        self.block_escapes = False  # of the text being read
+
+    def begin_block(self, text: str) -> None:
+        self.block_escapes = "\\u" in text
+        self.escapes = self.escapes or self.block_escapes
 
     def add(self, line: int, row: dict[str, object] | Fault) -> Chunk | None:
         """Takes a row; gives the finished chunk before it, if one is finished."""
@@ -71,8 +76,8 @@ class _Chunks:
     def flush(self) -> Chunk | None:
         if not self.rows:
             return None
-        chunk = Chunk(self.header, self.lines[0], self.lines, self.rows, self.damaged)
-        self.lines, self.rows, self.damaged = [], [], False
+        chunk = Chunk(self.header, self.lines[0], self.lines, self.rows, self.damaged, self.escapes)
+        self.lines, self.rows, self.damaged, self.escapes = [], [], False, self.block_escapes
         return chunk
 
 
@@ -80,6 +85,7 @@ def read_json_lines(blocks: Iterator[Block], *, name: str) -> Iterator[Chunk]:
     """One object a line, lines ending at LF alone. Blank lines are skipped."""
     gathered = _Chunks()
     for block in blocks:
+        gathered.begin_block(block.text)
         line = block.first_line - 1
         for text in block.text.split("\n"):
             line += 1
@@ -112,18 +118,20 @@ class _Scanner:
         self._blocks = blocks
 
     def more(self) -> bool:
-        """Drops what was read and fetches the next block; False at the end."""
-        if self.last:
-            return False
-        block = next(self._blocks, None)
-        if block is None:
-            self.last = True
-            return False
-        if block.nuls:
-            line = min(block.nuls)
-            raise FileFaultError(nul_fault(self.name, line, block.nuls[line]))
-        self.text, self.place = self.text[self.place :] + block.text, 0
-        return True
+        """Drops what was read and fetches at least as much again; False at the end."""
+        parts = [self.text[self.place :]]
+        wanted = 2 * len(parts[0])
+        while not self.last and (len(parts) == 1 or sum(map(len, parts)) < wanted):
+            block = next(self._blocks, None)
+            if block is None:
+                self.last = True
+            elif block.nuls:
+                line = min(block.nuls)
+                raise FileFaultError(nul_fault(self.name, line, block.nuls[line]))
+            else:
+                parts.append(block.text)
+        self.text, self.place = "".join(parts), 0
+        return len(parts) > 1
 
     def skip(self, count: int) -> None:
         self.line += count_lines(self.text[self.place : self.place + count])
@@ -183,6 +191,7 @@ def read_json_array(blocks: Iterator[Block], *, name: str) -> Iterator[Chunk]:
         raise FileFaultError(Fault(name, scanner.line, None, None, what, fix, "json"))
     scanner.skip(1)
     gathered = _Chunks()
+    gathered.escapes = gathered.block_escapes = True  # nothing is known of blocks to come
     ended = scanner.peek() == "]"
     while not ended:
         line = scanner.line

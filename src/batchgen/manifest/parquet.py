@@ -29,7 +29,7 @@ def read_parquet(path: str, *, name: str) -> Iterator[Chunk]:
             for batch in file.iter_batches(batch_size=ROWS_A_CHUNK):
                 columns = [column.to_pylist() for column in batch.columns]
                 rows: list[Cells | Fault] = list(zip(*columns, strict=True))
-                yield Chunk(header, 0, range(line, line + len(rows)), rows)
+                yield Chunk(header, 0, range(line, line + len(rows)), rows, escapes=True)
                 line += len(rows)
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             raise FileFaultError(_broken(name, error)) from None

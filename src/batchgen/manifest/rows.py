@@ -29,6 +29,7 @@ class Chunk:
     lines: Sequence[int]
     rows: list[Cells | Fault]
     damaged: bool = False  # some row is a Fault
+    escapes: bool = False  # cells were written with escapes, which can stand for what no text file holds
 
 
 class FaultLog:

@@ -64,6 +64,11 @@ def _digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
+def known_hash(layout: Layout, cells: Cells) -> int:
+    """A hash of the row's known cells as they are written."""
+    return hash(tuple(cells[place] if place < len(cells) else "" for _, place in layout.fields))
+
+
 def identity(said: Mapping[str, object]) -> str:
     """`row_hash` of what a row says. How many pictures is left out: asking for more must not render the first ones again."""
     return row_hash({name: value for name, value in said.items() if name != "num_images"})
@@ -129,12 +134,12 @@ class RowStream:
             if row is None:
                 yield Entry(index, line, None, tuple(found))
             else:
-                yield self._compared(index, row, layout)
+                yield self._compared(index, row, layout, cells)
 
     def _is_blank(self, cells: Cells) -> bool:
         return self.kind in ("csv", "tsv") and not any(isinstance(cell, str) and cell.strip() for cell in cells)
 
-    def _compared(self, index: int, row: Row, layout: Layout) -> Entry:
+    def _compared(self, index: int, row: Row, layout: Layout, cells: Cells) -> Entry:
         """The row against those before it, and its prompt against the encoders where that decides."""
         name = row.said.get("id")
         if isinstance(name, str):
@@ -148,12 +153,13 @@ class RowStream:
             if verdict == "case":
                 self.notices.add("id-case", ID_CASE, row.line, name[:80])
         elif isinstance(row.said.get("seed"), int):
-            digest = identity(row.said)
-            if digest in self.pictures and self.options.dedupe:
+            # for a mere warning, equal texts are enough
+            picture = identity(row.said) if self.options.dedupe else known_hash(layout, cells)
+            if picture in self.pictures and self.options.dedupe:
                 return self._dropped(index, row)
-            if digest in self.pictures:
+            if picture in self.pictures:
                 self.notices.add("same-picture", SAME, row.line)
-            self.pictures.add(digest)
+            self.pictures.add(picture)
         if self.lengths is not None and self.options.on_truncate == "error":
             prompt = str(row.said["prompt"])
             if (lost := self.lengths.lost(prompt)) is not None and lost.by_all:

@@ -10,6 +10,7 @@ from typing import Any
 from batchgen.errors import Fault, ManifestError
 from batchgen.jobs import ShapeKey
 from batchgen.manifest import prompts
+from batchgen.manifest.bulk import Bulk
 from batchgen.manifest.columns import COLUMNS, Layout
 from batchgen.manifest.faultfile import fault_file
 from batchgen.manifest.options import ManifestOptions
@@ -89,6 +90,7 @@ class _Survey:
         self.options, self.log = options, log
         self.notices = NoticeLog()
         self.stream = RowStream(path, options, self.notices)
+        self.bulk = Bulk(self.stream)
         self.shapes: Counter[ShapeKey] = Counter()
         self.skipped: list[SkippedRow] = []
         self.fatal = False
@@ -113,6 +115,13 @@ class _Survey:
         )
 
     def _chunk(self, layout: Layout, chunk: Chunk, faults: Sequence[Fault]) -> None:
+        taken = self.bulk.take(layout, chunk, faults)
+        if taken is not None:
+            for row, lines in taken.samples:
+                self._count(row, lines)
+            self._tell(taken.drawn, taken.negatives)
+            self._prompts(chunk.lines, taken.prompts)
+            return
         good: list[Row] = []
         for entry in self.stream.entries(layout, chunk, faults):
             if entry.faults:
@@ -121,21 +130,31 @@ class _Survey:
                     self.skipped.append(SkippedRow(entry.index, entry.line, "; ".join(map(str, entry.faults))[:500]))
             elif entry.row is not None:
                 good.append(entry.row)
-                self._count(entry.row)
+                said = entry.row.said
+                self._count(entry.row, (entry.line,))
+                self._tell((entry.line,) if said.get("seed") == "random" else (), (entry.line,) if "negative_prompt" in said else ())
         self._prompts([row.line for row in good], [str(row.said["prompt"]) for row in good])
 
-    def _count(self, row: Row) -> None:
-        self.shapes[shape_of(row)] += pictures_of(row)
+    def _count(self, row: Row, lines: Sequence[int]) -> None:
+        """Counts rows with the settings of `row`, on these lines."""
+        self.shapes[shape_of(row)] += pictures_of(row) * len(lines)
         if row.snapped:
             asked = ", ".join(f"{field} {value} became {row.settings[field]}" for field, value in row.snapped)
-            self.notices.add("snapped", "sizes that the model cannot make were changed by --snap", row.line, asked)
-        if row.said.get("seed") == "random":
-            self.notices.add("drawn", "seeds are drawn when the run begins, and recorded", row.line)
+            self._note("snapped", "sizes that the model cannot make were changed by --snap", lines, asked)
         rules = self.options.rules
         if rules is not None and not rules.is_video and ("num_frames" in row.said or "fps" in row.said):
-            self.notices.add("frames-ignored", "the model makes pictures, not clips: frames and fps do nothing", row.line)
-        if self.options.takes_negative_prompt is False and row.settings["negative_prompt"] is not None:
-            self.notices.add("negative-ignored", "the model takes no negative prompt; it does nothing", row.line)
+            self._note("frames-ignored", "the model makes pictures, not clips: frames and fps do nothing", lines)
+        if self.options.takes_negative_prompt is False and self.options.defaults.negative_prompt is not None:
+            self.notices.add("default-negative-ignored", "the model takes no negative prompt; --negative-prompt does nothing")
+
+    def _tell(self, drawn: Sequence[int], negatives: Sequence[int]) -> None:
+        self._note("drawn", "seeds are drawn when the run begins, and recorded", drawn)
+        if self.options.takes_negative_prompt is False:
+            self._note("negative-ignored", "the model takes no negative prompt; it does nothing", negatives)
+
+    def _note(self, kind: str, message: str, lines: Sequence[int], example: str | None = None) -> None:
+        for line in lines:
+            self.notices.add(kind, message, line, example)
 
     def _prompts(self, lines: Sequence[int], texts: Sequence[str]) -> None:
         prompts.scan(lines, texts, self.notices)
