@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from batchgen.errors import ModelError
 from batchgen.events import ComponentLoaded, Emit
 from batchgen.execute.load import ModelFolder, torch_dtype
+from batchgen.execute.memory import host_memory
 from batchgen.execute.meter import Meter
 from batchgen.execute.recovery import free_after_oom
 from batchgen.execute.residency import Residency
@@ -56,7 +58,8 @@ class Components:
         straight = device if self.residency.mode(name) == "resident" else None
         variant = dict(self.settings.variants).get(name)
         try:
-            module = self.folder.load_model(name, self.dtypes[name], variant=variant, device=straight)
+            with host_memory() if device.type == "cpu" else nullcontext():  # the placement makes the device's copy
+                module = self.folder.load_model(name, self.dtypes[name], variant=variant, device=straight)
         except torch.OutOfMemoryError as error:
             # onto the host instead: the placement then finds the leaner way, or says that there is none
             free_after_oom(error)

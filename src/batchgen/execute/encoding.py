@@ -79,7 +79,8 @@ class Encoding:
             self._encode(stage, texts, found, served)
 
         kinds = self._plan(list(prompts), list(negatives), str(any_prompt))
-        self.runner.run(stage, [Task(None, kind, self.sizes.of(stage.name, None, None), work, fail) for kind in kinds])
+        tasks = [Task(None, kind, self.sizes.of(stage.name, None, None), work, fail) for kind in kinds]
+        self.runner.run(stage, tasks, self.stages.named(DENOISE).components)
         self._hand_out(stage, rows, keys, found, reasons)
 
     def _negative(self, stage: Stage, row: Row) -> str | None:

@@ -64,7 +64,7 @@ class Engine:
         budget = HostBudget.find(settings.host_memory_bytes)
         self.residency = Residency(
             plan.modes, self.device, prefetch=plan.prefetch, host_budget=budget, emit=self.emit, worker=worker,
-            fixed=[placement.component for placement in plan.placements if placement.by == "user"],
+            fixed=[placement.component for placement in plan.placements if placement.by == "user"], keep_bytes=dict(plan.keep_bytes),
         )
         self.components = Components(settings, self.folder, self.residency, Meter(self.device), self.emit, worker)
         self.runner = Runner(worker, self.emit, self.components, tiling=settings.vae_tiling)
@@ -147,7 +147,7 @@ class Engine:
             for batch in chunks(task.items, task.size):
                 self.runner.run(stage, [replace(task, items=batch)])
                 self._decode_all(stages, self._ready(batch))
-        self.runner.run(stage, tasks)
+        self.runner.run(stage, tasks, stages.named(DECODE).components)
         self._decode_all(stages, denoised + self._ready(row for task in tasks for row in task.items))
 
     def _task(

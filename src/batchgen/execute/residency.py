@@ -90,6 +90,7 @@ class Residency:
         self._worker = worker
         self._held: dict[str, Held] = {}
         self._released_bytes: dict[str, int] = {}
+        self._released_streamed = self._told_streamed = 0
 
     # -- components -------------------------------------------------------------------------------------------------
 
@@ -117,6 +118,7 @@ class Residency:
         self._forget_waiting(held)
         STRATEGIES[held.mode].release(self, held)
         self._released_bytes[name] = self._released_bytes.get(name, 0) + held.bytes_in
+        self._released_streamed += held.stream.block_bytes_in if held.stream is not None else 0
         return held.module
 
     def _apply(self, name: str, module: nn.Module, mode: Mode) -> None:
@@ -154,6 +156,12 @@ class Residency:
         for name, held in self._held.items():
             counts[name] = counts.get(name, 0) + held.bytes_in
         return counts
+
+    def take_streamed_bytes(self) -> int:
+        """Bytes copied for streamed blocks since the last call (they come in block by block, without an event each)."""
+        total = self._released_streamed + sum(held.stream.block_bytes_in for held in self._held.values() if held.stream is not None)
+        taken, self._told_streamed = total - self._told_streamed, total
+        return taken
 
     # -- stages -----------------------------------------------------------------------------------------------------
 

@@ -72,27 +72,31 @@ class Runner:
         """Tells of a batch: `rows` it served, `size` rows really computed."""
         text = shape.text if shape is not None else ""
         keys = tuple(row.job.key for row in rows)
-        self.emit(StageBatchDone(self.worker, self.window, stage.name, text, keys, size, seconds, self.meter.take()))
+        streamed = self.residency.take_streamed_bytes()
+        self.emit(StageBatchDone(self.worker, self.window, stage.name, text, keys, size, seconds, self.meter.take(), streamed))
 
     def decide(self, decision: Decision) -> None:
         self.emit(DecisionMade(self.worker, decision.rule, decision.subject, decision.decision, decision.text, decision.numbers))
 
     # -- batches ----------------------------------------------------------------------------------------------------
 
-    def run(self, stage: Stage, tasks: Iterable[Task]) -> None:
-        """All tasks of a stage, its components in once for all of them, until a stop is requested. Raises what no job would survive."""
+    def run(self, stage: Stage, tasks: Iterable[Task], then: Iterable[str] = ()) -> None:
+        """All tasks of a stage, its components in once for all of them, until a stop is requested. Raises what no job would survive.
+
+        `then`: the components of the stage that comes next, brought in beside the last batch where the device can.
+        """
         queue: Queue = deque((task, batch) for task in tasks for batch in chunks(task.items, task.size))
         if not queue:
             return
         while queue and not self.stopping.is_set():
             self.components.ensure(stage.components)
             with self.residency.stage(stage.components, one_at_a_time=stage.name == PIPELINE):
-                too_small = self._drain(stage, queue)
+                too_small = self._drain(stage, queue, then)
             if too_small:
                 self.residency.leaner(stage.components)
         self.emit(MemorySample(self.worker, stage.name, rss_bytes(), self.memory.allocated(), self.memory.peak()))
 
-    def _drain(self, stage: Stage, queue: Queue) -> bool:
+    def _drain(self, stage: Stage, queue: Queue, then: Iterable[str]) -> bool:
         """Works the queue off. True: the device is too small for what is on it now; a leaner placement takes leaving the stage."""
         while queue and not self.stopping.is_set():
             task, batch = queue.popleft()
@@ -104,6 +108,8 @@ class Runner:
                 for item in batch:
                     task.fail(item, "out-of-memory", f"{stage.name} at {task.where} does not fit, as jobs like it before did not")
                 continue
+            if not queue:
+                self.residency.prefetch_next(then)
             error = self._attempt(stage, task, batch)
             if error is None:
                 continue

@@ -252,7 +252,11 @@ class BlockStream:
 
     @property
     def bytes_in(self) -> int:
-        return self.outside.bytes_in + self.streamed_bytes + self.kept_bytes
+        return self.outside.bytes_in + self.block_bytes_in
+
+    @property
+    def block_bytes_in(self) -> int:
+        return self.streamed_bytes + self.kept_bytes
 
     @property
     def is_open(self) -> bool:

@@ -137,6 +137,7 @@ class Plan:
     predicted: Predicted = field(default_factory=Predicted)
     window: int | None = None  # jobs a window; None: the executor's default
     prefetch: int = 2  # device buffers of a streamed component
+    keep_bytes: tuple[tuple[str, int], ...] = ()  # streamed component -> device memory that its leading blocks may take for good
     model: str = ""
     profile: str = ""
 
