@@ -1,0 +1,56 @@
+"""What several parts' tests share: tiny model folders, made once a session, torch on one thread, and the switch for a GPU."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# two threads beside other work can be many times slower than one; and no test asks a hub
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+TinyFolder = Callable[[str], Path]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--run-gpu", action="store_true", help="run the tests that need a CUDA device")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--run-gpu"):
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device: --run-gpu")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> TinyFolder:
+    """`tiny_folder("z_image")`: a diffusers folder of that family with random weights; see tests/tiny.py.
+
+    Made at first use and shared by the session: copy it before changing anything in it.
+    """
+    made: dict[str, Path] = {}
+
+    def folder(family: str) -> Path:
+        if family not in made:
+            import tiny
+
+            made[family] = tmp_path_factory.mktemp("tiny") / family
+            getattr(tiny, family)(made[family])
+        return made[family]
+
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch = sys.modules.get("torch")  # loads none by itself
+    if torch is not None and torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
