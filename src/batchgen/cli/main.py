@@ -10,8 +10,6 @@ import contextlib
 import importlib
 import os
 import sys
-import tempfile
-import traceback
 from collections.abc import Sequence
 from typing import IO, Any, NoReturn
 
@@ -19,6 +17,7 @@ import click
 
 from batchgen import __version__
 from batchgen.cli import settings
+from batchgen.cli.helping import SectionedCommand
 from batchgen.errors import EXIT_REFUSED, EXIT_STOPPED, BatchgenError, InterruptedRunError, UsageError
 
 # Name -> what --help says about it; the text stands here so that the list of commands needs none of them loaded.
@@ -57,12 +56,12 @@ class LazyGroup(click.Group):
 
 def load_command(name: str) -> click.Command:
     """The click command of batchgen.cli.<name>, with --config, --preset, --debug and its environment variables."""
-    command: click.Command = importlib.import_module(f"batchgen.cli.{name}").command
-    command.name = name
-    command.short_help = COMMANDS[name]
+    own: click.Command = importlib.import_module(f"batchgen.cli.{name}").command
+    command = SectionedCommand(
+        name, callback=own.callback, params=[*own.params, _debug_option()], help=own.help, epilog=own.epilog, short_help=COMMANDS[name],
+        context_settings=own.context_settings, no_args_is_help=own.no_args_is_help,
+    )
     settings.add_settings_options(command, settings.OtherOptions(_load_all))
-    if not any(parameter.name == "debug" for parameter in command.params):
-        command.params.append(_debug_option())
     return command
 
 
@@ -89,7 +88,7 @@ group = LazyGroup(
     "\b\nbatchgen demo                                    a look, with the built-in model\n"
     "batchgen plan --show-residency                   what would live where\n"
     "batchgen run prompts.csv --model Qwen/Qwen-Image  the night; run again to resume",
-    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": settings.PREFIX},
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": settings.PREFIX, "max_content_width": 100},
 )
 group = click.version_option(__version__, "-V", "--version", prog_name="batchgen", message="%(prog)s %(version)s")(group)
 
@@ -168,6 +167,10 @@ def _say_usage(error: click.ClickException) -> int:
 
 
 def _say_unexpected(error: Exception, arguments: list[str], *, debug: bool) -> int:
+    # Loaded here: an error that nobody foresaw may cost a moment more, every other start should not.
+    import tempfile
+    import traceback
+
     trace = "".join(traceback.format_exception(error))
     if debug:
         _say(trace)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from batchgen.errors import UsageError
-from batchgen.inventory.model import DTYPES, ModelOptions
+from batchgen.inventory.options import DTYPES, ModelOptions
 
 
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:

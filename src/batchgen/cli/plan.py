@@ -14,7 +14,7 @@ from batchgen.cli.model_options import model_options
 from batchgen.cli.placement_options import placement_options
 from batchgen.errors import ModelError, UsageError
 from batchgen.inventory import catalogue, device, profiles, stated
-from batchgen.inventory.model import ModelOptions, looks_like_hub_id, resolve
+from batchgen.inventory.options import ModelOptions
 from batchgen.inventory.records import DeviceFacts, ModelFacts, Platform, Profile
 from batchgen.plan.planner import make_plan
 from batchgen.plan.records import Overrides, Plan, PlanFacts
@@ -100,6 +100,8 @@ def find_model(subject: Subject, platform: Platform) -> tuple[ModelFacts, Profil
 
 
 def _named_model(model: str, subject: Subject, platform: Platform) -> tuple[ModelFacts, Profile]:
+    from batchgen.inventory.model import looks_like_hub_id, resolve  # not needed for a model that is only stated
+
     try:
         facts = resolve(model, subject.options, platform=platform)
     except ModelError as error:

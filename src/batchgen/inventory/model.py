@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from batchgen import builtin
@@ -16,34 +16,16 @@ from batchgen.errors import ModelError, UsageError
 from batchgen.inventory import index as index_files
 from batchgen.inventory import safetensors, weights
 from batchgen.inventory.index import IndexEntry, ModelIndex
+from batchgen.inventory.options import DTYPES, ModelOptions
 from batchgen.inventory.records import ComponentFacts, ModelFacts, Platform, WeightFile
 
-DTYPES = {
-    "bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "bfloat16": "bfloat16", "float16": "float16", "float32": "float32",
-    "half": "float16", "float": "float32",
-}
 BUILTIN = "builtin"
 
 OnProgress = Callable[[int, int], None]  # (bytes here, bytes in all), called while a model is downloaded
 
-
-@dataclass(frozen=True, slots=True)
-class ModelOptions:
-    """What the user says about loading. `dtype` and `component_dtypes` take the names of DTYPES; None or "auto": find out."""
-
-    variant: str | None = None
-    revision: str | None = None
-    dtype: str | None = None
-    component_dtypes: tuple[tuple[str, str], ...] = ()
-    trust_remote_code: bool = False
-    allow_pickle: bool = False
-    cache_dir: str | None = None  # huggingface_hub's cache; None: its own place
-    download: bool = True  # False: fetch configs and headers at most
-
-    def __post_init__(self) -> None:
-        for name in (self.dtype, *(dtype for _, dtype in self.component_dtypes)):
-            if name not in (None, "auto") and name not in DTYPES:
-                raise UsageError(f"unknown dtype {name!r}; one of auto, {', '.join(DTYPES)}", option="--dtype")
+__all__ = [
+    "BUILTIN", "DTYPES", "ModelOptions", "OnProgress", "component_config", "folder_facts", "list_files", "looks_like_hub_id", "resolve",
+]
 
 
 def resolve(source: str, options: ModelOptions, *, platform: Platform, on_progress: OnProgress | None = None) -> ModelFacts:
