@@ -146,3 +146,20 @@ def test_every_command_in_the_list_can_be_loaded_and_has_help() -> None:
         command = main.load_command(name)
         assert command.help
         assert any(parameter.name == "debug" for parameter in command.params)
+
+
+@pytest.mark.parametrize("name", ["run", "plan", "check", "status", "demo", "report", "doctor"])
+def test_help_of_a_command_fits_a_screen(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run([name, "--help"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) <= 60
+
+
+@pytest.mark.parametrize("name", ["run", "plan", "check"])
+def test_help_all_leaves_nothing_out_and_nothing_unsorted(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run([name, "--help-all"]) == 0
+    text = capsys.readouterr().out
+    for parameter in main.load_command(name).params:
+        if isinstance(parameter, click.Option):
+            assert max(parameter.opts, key=len) in text
+    other = text.partition("\nOther:\n")[2].strip().splitlines()
+    assert {line.split()[0] for line in other if line.startswith("  -") or line.startswith("--")} <= {"--help-all", "-h,"}

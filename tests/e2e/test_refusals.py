@@ -1,0 +1,87 @@
+"""Wrong input is one clear message and exit code 2, before anything is written."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from commandline import batchgen
+
+GOOD = "prompt,width,height,steps\na ring,64,64,1\n"
+
+
+def empty_index(model: Path) -> None:
+    (model / "model_index.json").write_text("")
+
+
+def no_weights(model: Path) -> None:
+    for path in model.rglob("*.safetensors"):
+        path.unlink()
+
+
+def as_it_is(model: Path) -> None: ...
+
+
+CASES: list[tuple[str, str, Callable[[Path], None], list[str], list[str]]] = [
+    # name, manifest, what is done to the model, other arguments, words of the message
+    ("a missing manifest", "", as_it_is, ["absent.csv", "--model", "model"], ["absent.csv"]),
+    ("an unknown column near a known one", "promt,width\na ring,64\n", as_it_is, [], ["'promt'", "prompt"]),
+    ("a bad number", "prompt,steps\na ring,many\n", as_it_is, [], ["list.csv:2:steps", "many"]),
+    ("an unknown model folder", GOOD, as_it_is, ["list.csv", "--model", "./no-such-model"], ["no-such-model"]),
+    ("an empty model_index.json", GOOD, empty_index, [], ["model_index.json", "empty"]),
+    ("a folder without weights", GOOD, no_weights, [], ["text_encoder", "transformer", "vae"]),
+    ("no model", GOOD, as_it_is, ["list.csv"], ["--model builtin"]),
+    ("a size the model cannot make", "prompt,width,height\na ring,65,64\n", as_it_is, [], ["list.csv:2:width", "64", "--snap"]),
+    ("an unknown option", GOOD, as_it_is, ["list.csv", "--modle", "model"], ["--modle", "--model"]),
+    ("a wrong value of an option", GOOD, as_it_is, ["list.csv", "--model", "model", "--batch-size", "0"], ["--batch-size", "'0'"]),
+    ("an unknown placement", GOOD, as_it_is, ["list.csv", "--model", "model", "--component-residency", "vae=residnt"],
+     ["residnt", "resident"]),
+    ("an unknown component", GOOD, as_it_is, ["list.csv", "--model", "model", "--component-residency", "vea=resident"],
+     ["vea", "vae"]),
+    ("an unknown preset", GOOD, as_it_is, ["list.csv", "--model", "model", "--preset", "overnite"], ["overnite", "overnight"]),
+    ("standard input of no kind", GOOD, as_it_is, ["-", "--model", "model"], ["--format"]),
+    ("an empty manifest", "", as_it_is, [], ["list.csv"]),
+    ("an unwritable events file", GOOD, as_it_is, ["list.csv", "--model", "model", "--events", "no/such/folder/log"], ["--events"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("manifest", "harm", "arguments", "words"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_it_is_refused(
+    manifest: str, harm: Callable[[Path], None], arguments: list[str], words: list[str], tmp_path: Path, qwen_folder: Path,
+) -> None:
+    shutil.copytree(qwen_folder, tmp_path / "model")
+    harm(tmp_path / "model")
+    (tmp_path / "list.csv").write_text(manifest, encoding="utf-8")
+    before = sorted(tmp_path.iterdir())
+    said = batchgen("run", *(arguments or ["list.csv", "--model", "model"]), folder=tmp_path)
+    assert said.code == 2, said
+    assert all(word in said.err for word in words), said
+    assert "Traceback" not in said.err
+    assert said.err.count("error: ") == 1
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_other_pixel_settings_are_refused_with_their_difference(tmp_path: Path, qwen_folder: Path) -> None:
+    (tmp_path / "list.csv").write_text("prompt,width,height\na ring,64,64\n", encoding="utf-8")
+    arguments = ["run", "list.csv", "--model", qwen_folder, "-o", "run"]
+    assert batchgen(*arguments, "--steps", 1, folder=tmp_path).code == 0
+    kept = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "run" / "outputs").iterdir())
+    said = batchgen(*arguments, "--steps", 2, folder=tmp_path)
+    assert said.code == 2, said
+    assert "steps: 1 -> 2" in said.err
+    assert "--new" in said.err
+    assert sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "run" / "outputs").iterdir()) == kept
+    assert batchgen(*arguments, "--steps", 2, "--new", folder=tmp_path).code == 0
+    assert len(list((tmp_path / "run-2" / "outputs").iterdir())) == 1
+
+
+def test_another_manifests_folder_is_refused(tmp_path: Path, qwen_folder: Path) -> None:
+    for name, prompt in (("one.csv", "a ring"), ("two.csv", "a star")):
+        (tmp_path / name).write_text(f"prompt,width,height,steps\n{prompt},64,64,1\n", encoding="utf-8")
+    assert batchgen("run", "one.csv", "--model", qwen_folder, "-o", "run", folder=tmp_path).code == 0
+    said = batchgen("run", "two.csv", "--model", qwen_folder, "-o", "run", folder=tmp_path)
+    assert said.code == 2, said
+    assert "one.csv" in said.err
+    assert "--new" in said.err

@@ -1,0 +1,121 @@
+"""The report in a real browser: opened from disk, three hundred jobs, prompts that would like to be code."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "report"))
+from reportkit import finished_run
+
+from batchgen.report.html import write_report
+
+BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="no Chromium with its driver on this machine")
+
+PROMPTS = [
+    "</script><script>window.hacked=1</script>",
+    '"><img src=x onerror="window.hacked=1">',
+    "<b>bold</b> & 'quoted'",
+    "مرحبا بالعالم",
+    "🦊 fox",
+    "x" * 5000,
+]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    from selenium import webdriver
+
+    folder = tmp_path_factory.mktemp("report")
+    prompts = [PROMPTS[number] if number < len(PROMPTS) else f"picture {number} of a harbour" for number in range(300)]
+    run = finished_run(folder / "run", prompts, failed=[10, 20], clips=[30])
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(BROWSER)
+    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+                 "--disable-component-update", "--disable-sync", "--window-size=1280,1600", f"--user-data-dir={folder / 'profile'}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=DRIVER))
+    try:
+        driver.get(write_report(run).as_uri())
+        yield driver
+    finally:
+        driver.quit()
+
+
+def tiles(page):
+    return page.find_elements("css selector", ".tile")
+
+
+def choose(page, state):
+    page.execute_script(
+        "const list = document.getElementById('state'); list.value = arguments[0]; list.dispatchEvent(new Event('change'))", state,
+    )
+
+
+def test_three_hundred_jobs_are_shown_by_paging(page):
+    seen = 0
+    while True:
+        seen += len(tiles(page))
+        after = page.find_element("id", "next")
+        if not after.is_enabled():
+            break
+        after.click()
+    assert seen == 300
+    for _ in range(4):
+        page.find_element("id", "back").click()
+    assert not page.find_element("id", "back").is_enabled()
+
+
+def test_thumbnails_are_drawn(page):
+    time.sleep(0.3)  # decoding is the browser's own work; nothing is asserted about how long it takes
+    wide = page.execute_script("return [...document.querySelectorAll('.tile img')].filter(i => i.complete && i.naturalWidth > 0).length")
+    assert wide >= 12
+
+
+def test_no_prompt_runs_as_script_or_becomes_an_element(page):
+    assert page.execute_script("return window.hacked") is None
+    texts = [element.text for element in page.find_elements("css selector", ".tile .text")]
+    assert texts[0] == PROMPTS[0]
+    assert page.execute_script("return document.querySelectorAll('.tile b, .tile script').length") == 0
+
+
+def test_text_state_and_shape_filter(page):
+    search = page.find_element("id", "text")
+    search.send_keys("harbour 299")
+    assert len(tiles(page)) == 1
+    search.clear()
+    search.send_keys(" ")
+    choose(page, "failed")
+    assert len(tiles(page)) == 2
+    choose(page, "")
+
+
+def test_a_click_opens_the_picture_with_its_settings_and_command(page):
+    tiles(page)[3].click()
+    dialog = page.find_element("id", "full")
+    assert dialog.get_attribute("open") is not None
+    facts = page.find_element("id", "facts").text
+    assert PROMPTS[3] in facts
+    assert "batchgen rerender" in facts
+    assert str(2**64 - 4) in facts
+    page.find_element("id", "close").click()
+    assert dialog.get_attribute("open") is None
+
+
+def test_nothing_was_asked_of_the_network_and_the_console_is_clean(page):
+    import json
+
+    sent = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]
+    urls = [entry["params"]["request"]["url"] for entry in sent if entry["method"] == "Network.requestWillBeSent"]
+    assert any(url.startswith("file:") for url in urls)
+    # chrome: is the browser's own first page
+    assert [url for url in urls if not url.startswith(("file:", "data:", "chrome:"))] == []
+    # a clip that is none cannot be decoded; that is the test's own doing
+    severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE" and ".mp4" not in entry["message"]]
+    assert severe == []
