@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "report"))
-from reportkit import finished_run
-
 from batchgen.report.html import write_report
+from reportkit import finished_run
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="no Chromium with its driver on this machine")

@@ -1,0 +1,141 @@
+"""report.html: one file that opens from disk, asks nothing of the network, and shows what the night made.
+
+Prompts, names and reasons are data: jinja2 escapes them, and the gallery's script only ever sets text.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import secrets
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import jinja2
+from PIL import Image
+
+from batchgen import __version__
+from batchgen.journal import Journal
+from batchgen.outputs.files import atomic_write
+from batchgen.report.charts import line_chart, share_chart
+from batchgen.report.contact import LIMIT, Tile, contact_sheet
+from batchgen.report.data import ReportData, collect, jobs
+from batchgen.runfolder import RunFolder
+from batchgen.units import duration_text, size_text
+
+# Thumbnails beyond this are the files themselves, loaded as they are looked at: a page of 100,000 must still open.
+EMBEDDED = 1000
+_SIDE = 192
+_PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".avif")
+
+
+def write_report(folder: RunFolder) -> Path:
+    """Writes RUN/report.html, streamed: memory does not grow with the number of jobs. Raises RefusedError without a journal, DiskError."""
+    with Journal.read(folder.journal) as journal:
+        data = collect(folder, journal)
+        template = _environment().get_template("report.html.j2")
+        pieces = template.generate(**_values(data), rows=_rows(folder, journal))
+
+        def save(handle: Any) -> None:
+            for piece in pieces:
+                handle.write(piece.encode("utf-8", "replace"))
+
+        atomic_write(folder.report, save, overwrite=True)
+    return folder.report
+
+
+def _environment() -> jinja2.Environment:
+    loader = jinja2.PackageLoader("batchgen.report", "templates")
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["size"] = lambda value: "–" if not value else size_text(int(value))
+    environment.filters["seconds"] = lambda value: "–" if not value else duration_text(float(value))
+    return environment
+
+
+def _values(data: ReportData) -> dict[str, Any]:
+    stages = data.measured.get("stages", {})
+    return {
+        "title": data.folder.path.name, "version": __version__, "data": data, "counts": data.counts, "total": data.total,
+        "model": data.model, "revision": _revision(data.run), "elapsed": _elapsed(data), "nonce": secrets.token_urlsafe(12),
+        "components": _components(data), "stages": stages, "predicted": data.plan.get("predicted", {}),
+        "charts": [
+            chart for chart in (
+                line_chart("Outputs a minute", [data.rate], "a minute"),
+                line_chart("Memory", data.memory, "GiB"),
+                share_chart("Time in the stages", {name: stage.get("seconds", 0.0) for name, stage in stages.items()}, "seconds"),
+            ) if chart
+        ],
+        "advice": data.measured.get("advice", []),
+    }
+
+
+def _revision(run: Mapping[str, Any]) -> str:
+    model = run.get("model")
+    return str(model.get("revision", "")) if isinstance(model, Mapping) else ""
+
+
+def _elapsed(data: ReportData) -> float:
+    """Seconds that runs of this folder took, open ones left out."""
+    return sum(float(run["ended"]) - float(run["started"]) for run in data.runs if run["ended"] is not None)
+
+
+def _components(data: ReportData) -> list[dict[str, Any]]:
+    """Placement from the plan beside what was measured; components that only one of them knows come too."""
+    placements = data.plan.get("placements", {})
+    measured = data.measured.get("components", {})
+    names = [*placements, *(name for name in measured if name not in placements)]
+    return [{"name": name, **placements.get(name, {}), "use": measured.get(name, {})} for name in names]
+
+
+def _rows(folder: RunFolder, journal: Journal) -> Iterator[str]:
+    """Every job as JSON that is safe inside a script element."""
+    left = EMBEDDED
+    for row in jobs(journal):
+        if row.get("state") == "done" and "output" in row:
+            row["href"] = "outputs/" + quote(row["output"])
+            row["again"] = "batchgen rerender " + shlex.quote(str(folder.outputs / row["output"]))
+            thumbnail = _thumbnail(folder.outputs / row["output"]) if left > 0 else None
+            if thumbnail is not None:
+                row["thumb"] = thumbnail
+                left -= 1
+        row["seed"] = str(row.get("seed", ""))  # beyond 2^53 a number would lose its last digits in the browser
+        text = json.dumps(row, ensure_ascii=True, separators=(",", ":"))
+        yield text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _thumbnail(path: Path) -> str | None:
+    """A small WebP as a data URI; None for what is no picture or cannot be opened."""
+    if path.suffix.lower() not in _PICTURES:
+        return None
+    try:
+        with Image.open(path) as picture:
+            picture.draft("RGB", (_SIDE, _SIDE))
+            small = picture.convert("RGB")
+            small.thumbnail((_SIDE, _SIDE))
+    except (OSError, ValueError, Image.DecompressionBombError):
+        return None
+    buffer = io.BytesIO()
+    small.save(buffer, "WEBP", quality=75, method=3)
+    return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def write_contact_sheet(folder: RunFolder) -> Path | None:
+    """Writes RUN/contact.png from the first pictures of the list; None where there is no picture. Raises DiskError."""
+    tiles = []
+    with Journal.read(folder.journal) as journal:
+        for row in jobs(journal):
+            path = folder.outputs / row.get("output", "")
+            if row.get("state") == "done" and path.suffix.lower() in _PICTURES:
+                tiles.append(Tile(path, row.get("prompt", "")))
+            if len(tiles) == LIMIT:
+                break
+    if not tiles:
+        return None
+    sheet = contact_sheet(tiles, title=folder.path.name, columns=6 if len(tiles) > 12 else 4, side=192)
+    place = folder.path / "contact.png"
+    atomic_write(place, lambda handle: sheet.save(handle, "PNG"), overwrite=True)
+    return place

@@ -1,0 +1,111 @@
+"""report.html and the other forms of a report, from a journal and real pictures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import sys
+
+import pytest
+from reportkit import finished_run
+
+from batchgen.report import textforms
+from batchgen.report.html import write_contact_sheet, write_report
+
+NASTY = [
+    "</script><script>window.hacked=1</script>",
+    '"><img src=x onerror="window.hacked=1">',
+    "{{ 7*7 }} {% raw %} ${x} %s",
+    "שלום עולם",
+    "🦊" * 30,
+    "long " * 1000,
+    "a plain one",
+]
+
+
+@pytest.fixture
+def run(tmp_path):
+    return finished_run(tmp_path / "night <1>", NASTY, failed=[2], clips=[6])
+
+
+def embedded_jobs(text):
+    return json.loads(re.search(r'<script type="application/json"[^>]*>(.*?)</script>', text, re.S).group(1))
+
+
+def test_every_job_is_in_the_page_with_its_text_verbatim(run):
+    found = embedded_jobs(write_report(run).read_text("utf-8"))
+    assert [job["prompt"] for job in found] == NASTY
+    assert found[0]["seed"] == str(2**64 - 1)
+    assert [job["state"] for job in found] == ["done", "done", "failed", "done", "done", "done", "done"]
+
+
+def test_prompts_and_reasons_never_become_elements(run):
+    text = write_report(run).read_text("utf-8")
+    assert text.count("<script") == 2  # the jobs and the gallery, both ours
+    assert "<img src=x" not in text
+    assert "night &lt;1&gt;" in text
+    assert "24 &lt; 45" in text
+
+
+def test_the_page_names_nothing_on_the_network(run):
+    text = write_report(run).read_text("utf-8")
+    assert not re.search(r"""(?:src|href|url)\s*[=(]\s*["']?(?:https?:)?//""", text)
+    assert "default-src 'none'" in text
+
+
+def test_pictures_have_small_copies_inside_and_clips_do_not(run):
+    found = embedded_jobs(write_report(run).read_text("utf-8"))
+    assert found[0]["thumb"].startswith("data:image/webp;base64,")
+    assert "thumb" not in found[6]
+    assert found[6]["href"] == "outputs/000006.mp4"
+    assert "href" not in found[2]
+
+
+def test_the_command_that_makes_a_picture_again_is_quoted_for_a_shell(run):
+    found = embedded_jobs(write_report(run).read_text("utf-8"))
+    assert found[0]["again"] == f"batchgen rerender '{run.outputs / '000000.png'}'"
+
+
+def test_a_picture_that_is_gone_costs_its_thumbnail_only(run):
+    (run.outputs / "000001.png").unlink()
+    found = embedded_jobs(write_report(run).read_text("utf-8"))
+    assert "thumb" not in found[1]
+    assert "thumb" in found[3]
+
+
+def test_a_run_without_plan_or_pictures_still_reports(tmp_path):
+    folder = finished_run(tmp_path / "empty", ["a", "b"], failed=[0, 1])
+    folder.run_json.write_text("{}")
+    assert len(embedded_jobs(write_report(folder).read_text("utf-8"))) == 2
+    assert write_contact_sheet(folder) is None
+
+
+def test_csv_holds_every_job_verbatim(run):
+    csv.field_size_limit(sys.maxsize)
+    rows = list(csv.DictReader(io.StringIO("".join(textforms.lines(run, "csv")))))
+    assert [row["prompt"] for row in rows] == NASTY
+    assert rows[0]["seed"] == str(2**64 - 1)
+    assert rows[2]["state"] == "failed"
+
+
+def test_json_holds_the_sums(run):
+    found = json.loads("".join(textforms.lines(run, "json")))
+    assert found["counts"]["done"] == 6
+    assert found["failures"][0]["kind"] == "non-finite"
+    assert found["plan"]["placements"]["vae"]["mode"] == "resident"
+
+
+def test_markdown_escapes_what_it_quotes(run):
+    text = "".join(textforms.lines(run, "md"))
+    assert "| 1 | non\\-finite | denoise |" in text
+    assert "<img" not in text
+
+
+def test_the_contact_sheet_shows_the_pictures(run):
+    from PIL import Image
+
+    with Image.open(write_contact_sheet(run)) as sheet:
+        assert sheet.width > 500
+        assert len(sheet.convert("RGB").getcolors(2**20)) > 5
