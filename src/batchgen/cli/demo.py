@@ -45,7 +45,7 @@ def command(context: click.Context, output: str, new: bool, device: str | None, 
     outcome = render(request)
     sheet = write_sheet(outcome.folder)
     _say_what_next(outcome.folder, sheet)
-    return outcome.result.exit_code
+    return outcome.exit_code
 
 
 def write_sheet(folder: RunFolder) -> Path | None:

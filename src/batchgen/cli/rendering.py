@@ -8,17 +8,18 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
 
 from batchgen import manifest
+from batchgen.cli.check import manifest_file
 from batchgen.cli.request import (
     Facts,
     RenderRequest,
@@ -30,7 +31,7 @@ from batchgen.cli.request import (
     worker_count,
 )
 from batchgen.cli.run_options import RunOptions
-from batchgen.errors import BatchgenError, UsageError
+from batchgen.errors import EXIT_DONE, EXIT_SOME_FAILED, BatchgenError, UsageError
 from batchgen.events import Event, event_line
 from batchgen.execute.process import WorkerProcess, prewarm
 from batchgen.execute.stopping import next_time
@@ -42,7 +43,7 @@ from batchgen.journal import Journal
 from batchgen.outputs.files import atomic_write, disk_errors
 from batchgen.plan.planner import make_plan
 from batchgen.plan.records import Plan, PlanFacts
-from batchgen.reconcile import recover
+from batchgen.reconcile import open_journal
 from batchgen.report import tables
 from batchgen.report.jobs_csv import write_jobs_csv
 from batchgen.report.plan_tables import residency_table, trail_table
@@ -59,6 +60,12 @@ class Outcome:
     result: RunResult
     summary: Summary
     facts: Facts
+    skipped_rows: int  # of the manifest, with faults
+
+    @property
+    def exit_code(self) -> int:
+        """The run's own; rows that were left out count as failed."""
+        return EXIT_SOME_FAILED if self.skipped_rows and self.result.exit_code == EXIT_DONE else self.result.exit_code
 
 
 def render(request: RenderRequest) -> Outcome:
@@ -69,12 +76,13 @@ def render(request: RenderRequest) -> Outcome:
         request = replace(request, model_options=_same_revision(request, folder_path))
         facts = gather(request)
         options = manifest_options(request, facts)
-        path, shown = stack.enter_context(_manifest_file(request.manifest, options.format))
+        path, shown = stack.enter_context(manifest_file(request.manifest, options.format))
         options = replace(options, shown_as=shown)
         checked = manifest.check(path, options)
-        display_note = _notes(request.run)
+        events = stack.enter_context(_events_file(request.run.events)) if request.run.events else None
+        note = _notes(request.run)
         for line in (*facts.model.notes, *map(str, checked.warnings)):
-            display_note(line)
+            note(line)
         folder = RunFolder.open(folder_path, manifest_path=_kept(request.manifest, path, folder_path), new=request.run.new)
         pixels = pixel_settings(request, facts)
         folder.check_pixel_settings(pixels)
@@ -83,14 +91,16 @@ def render(request: RenderRequest) -> Outcome:
         if request.manifest == "-" and folder.manifest is not None:
             shutil.copyfile(path, folder.manifest)
             path = str(folder.manifest)
-        journal = stack.enter_context(Journal.open(folder.journal))
-        recover(folder, journal)
+        journal, _ = open_journal(folder)
+        stack.enter_context(journal)
+        if journal.damaged is not None:
+            note(f"the journal was damaged; it is kept as {journal.damaged.name}, and finished outputs are found by themselves")
         folder.write_run(run_record(request, facts, pixels))
         taken = journal.ingest(manifest.jobs(path, options), complete=request.run.limit is None)
         journal.set_skipped((row.row, None, row.reason) for row in checked.skipped)
         if taken.vanished:
-            display_note(f"{taken.vanished} jobs of an earlier manifest are no longer in it; their pictures are kept")
-        return _carry_out(request, facts, folder, journal, worker)
+            note(f"{taken.vanished} jobs of an earlier manifest are no longer in it; their pictures are kept")
+        return _carry_out(request, facts, folder, journal, worker, events)
 
 
 def gather(request: RenderRequest) -> Facts:
@@ -125,21 +135,6 @@ def _early_worker() -> Iterator[WorkerProcess]:
         raise
 
 
-@contextmanager
-def _manifest_file(given: str, kind: str | None) -> Iterator[tuple[str, str | None]]:
-    """(path to read, name for messages): standard input is copied to a file, since a manifest is read twice."""
-    if given != "-":
-        yield given, None
-        return
-    if kind is None:
-        raise UsageError("standard input has no name that tells its kind", option="--format", hint="Say --format csv, tsv, jsonl or txt.")
-    with tempfile.TemporaryDirectory(prefix="batchgen-") as folder:
-        copy = Path(folder) / f"manifest.{kind}"
-        with copy.open("wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
-        yield str(copy), "<stdin>"
-
-
 def _kept(given: str, path: str, folder: Path) -> str:
     """The manifest that the folder belongs to: its own copy, where it came on standard input."""
     return given if given != "-" else str(folder.absolute() / Path(path).name)
@@ -153,7 +148,9 @@ def _notes(run: RunOptions) -> Callable[[str], None]:
     return note
 
 
-def _carry_out(request: RenderRequest, facts: Facts, folder: RunFolder, journal: Journal, worker: WorkerProcess) -> Outcome:
+def _carry_out(
+    request: RenderRequest, facts: Facts, folder: RunFolder, journal: Journal, worker: WorkerProcess, events: TextIO | None
+) -> Outcome:
     run = request.run
     counts = journal.counts()
     summary = Summary()
@@ -165,7 +162,6 @@ def _carry_out(request: RenderRequest, facts: Facts, folder: RunFolder, journal:
     started = time.monotonic()
     try:
         with ExitStack() as stack:
-            events = stack.enter_context(_events_file(run.events)) if run.events else None
             display = stack.enter_context(open_display(pace, quiet=run.quiet))
             listen = _listener(summary, display, events, started)
             result = run_jobs(_request(request, facts, folder, journal, worker), listen)
@@ -175,7 +171,7 @@ def _carry_out(request: RenderRequest, facts: Facts, folder: RunFolder, journal:
         finish(folder, journal, facts.plan, summary, seconds=time.monotonic() - started, stream=sys.stderr if run.quiet else sys.stdout)
         raise
     finish(folder, journal, facts.plan, summary, seconds=result.seconds, stream=sys.stdout)
-    return Outcome(folder, result, summary, facts)
+    return Outcome(folder, result, summary, facts, len(journal.skipped()))
 
 
 def _request(request: RenderRequest, facts: Facts, folder: RunFolder, journal: Journal, worker: WorkerProcess) -> RunRequest:
@@ -217,6 +213,8 @@ def finish(folder: RunFolder, journal: Journal, plan: Plan, summary: Summary, *,
         (group.kind or group.state, f"{group.stage}: {group.reason}" if group.stage else group.reason, group.count)
         for group in journal.failures_by_reason()
     ]
+    skipped = journal.skipped()
+    failures += [("invalid row", reason, count) for reason, count in Counter(reason for _, _, reason in skipped).items()]
     residency: list[RenderableType | None] = [residency_table(plan)]
     timings: list[RenderableType | None] = [
         tables.component_table(summary, plan), tables.stage_table(summary), tables.decision_table(summary), tables.failure_table(failures),
@@ -224,8 +222,15 @@ def finish(folder: RunFolder, journal: Journal, plan: Plan, summary: Summary, *,
     ]
     _write(folder.tables / "residency.txt", tables.as_text([*residency, trail_table(plan)]))
     _write(folder.tables / "timings.txt", tables.as_text(timings))
-    atomic_write(folder.tables / "jobs.csv", lambda handle: _discard(write_jobs_csv(journal.rows, handle)), overwrite=True)
+    atomic_write(folder.tables / "jobs.csv", lambda handle: _discard(write_jobs_csv(lambda: _rows(journal), handle)), overwrite=True)
     print_tables([*residency, *timings, f"{folder.outputs}"], stream)
+
+
+def _rows(journal: Journal) -> Iterator[dict[str, Any]]:
+    """Every job, then the rows that became none."""
+    yield from journal.rows()
+    for line, name, reason in journal.skipped():
+        yield {"row": line, "id": name, "state": "failed", "kind": "invalid row", "reason": reason}
 
 
 def _discard(_: object) -> None:

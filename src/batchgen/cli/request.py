@@ -16,6 +16,7 @@ from batchgen.cli.settings import Resolved
 from batchgen.execute.settings import EngineSettings, OutputSettings
 from batchgen.inventory import rules
 from batchgen.inventory.model import ModelOptions
+from batchgen.inventory.prompt_limits import prompt_limits
 from batchgen.inventory.records import DeviceFacts, ModelFacts, Platform, Profile
 from batchgen.manifest.options import JobDefaults, ManifestOptions
 from batchgen.plan.records import Overrides, Plan
@@ -23,6 +24,8 @@ from batchgen.report.plan_json import plan_object
 from batchgen.runfolder import RunFolder
 
 RESULTS = Path("results")
+# What the stages take beside prompts; a model without a stage for one fails the job that brings it, with that reason.
+PICTURE_INPUTS = frozenset({"image", "last_image", "mask", "strength"})
 LIBRARIES = ("torch", "diffusers", "transformers", "safetensors", "huggingface_hub", "tokenizers", "accelerate", "pillow", "numpy")
 
 
@@ -70,6 +73,7 @@ def manifest_options(request: RenderRequest, facts: Facts) -> ManifestOptions:
     return replace(
         given, defaults=with_profile(given.defaults, facts.profile), extension="" if extension == ".png" and video else extension,
         model_name=model_stem(request.model), model_revision=facts.model.revision, rules=rules.size_rules(facts.model),
+        tokenizers=prompt_limits(facts.model), inputs_supported=PICTURE_INPUTS,
         pixel_settings=tuple(sorted((name, str(value)) for name, value in engine_pixels(request, facts).items())),
         limit=request.run.limit,
     )

@@ -46,4 +46,4 @@ def command(
     from batchgen.cli.request import RenderRequest
 
     request = RenderRequest(manifest, model, model_options, overrides, manifest_options, run, tuple(resolved_settings(context)))
-    return render(request).result.exit_code
+    return render(request).exit_code
