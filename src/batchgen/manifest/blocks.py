@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
@@ -36,7 +37,8 @@ def find_encoding(head: bytes, asked: str | None) -> tuple[str, int]:
     try:
         codec = codecs.lookup(asked)
         codecs.getincrementaldecoder(asked)
-        b"".decode(asked)  # base64 and its like are codecs too, but give no text
+        with suppress(UnicodeError):
+            bytes(4).decode(asked)  # base64 and its like are codecs too, but give no text
     except LookupError:
         hint = "Usual ones: utf-8, cp1252."
         raise UsageError(f"--encoding: there is no text encoding {asked!r}", option="--encoding", hint=hint) from None
@@ -69,6 +71,9 @@ def blocks(file: BinaryIO, *, name: str, encoding: str | None, lf_only: bool = F
             offset = fed - len(error.object) + error.start
             text = pending + good
             broken = _not_text(name, line + count_lines(text), offset, error, file, codec, asked=encoding is not None)
+        except UnicodeError as error:  # UTF-16 that was asked for, without a mark to say which of the two
+            fix = "name the file's own encoding, for example --encoding utf-16-le"
+            raise FileFaultError(Fault(name, line, None, None, f"not {codec}: {error}", fix, "encoding")) from None
         cut = len(text) if not data and broken is None else _line_end(text, lf_only)
         whole, pending = text[:cut], text[cut:]
         if whole or (not data and broken is None):

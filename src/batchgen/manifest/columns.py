@@ -83,10 +83,15 @@ def one_edit_apart(left: str, right: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def nearly_known(heading: str) -> str | None:
-    """The known name that a heading is one edit away from, or None. One that holds a known name as a whole word is its own."""
-    if any(f"_{name}_" in f"_{heading}_" for name in BY_NAME):
-        return None
-    return next((name for name in _FUZZY if one_edit_apart(heading, name)), None)
+    """The known name that a heading is one edit away from, or None. One that holds that name as a whole word is its own.
+
+    So is one that differs in the first letter alone: slips seldom fall there, and `weight`, `task` and `game` are words.
+    """
+    return next((name for name in _FUZZY if one_edit_apart(heading, name) and not _of_its_own(heading, name)), None)
+
+
+def _of_its_own(heading: str, name: str) -> bool:
+    return heading[1:] == name[1:] or f"_{name}_" in f"_{heading}_"
 
 
 def known_count(header: Sequence[str], prompt_column: str | None) -> int:
