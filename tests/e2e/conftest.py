@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import tiny
+
+@pytest.fixture(scope="session")
+def qwen_folder(tiny_folder: Callable[[str], Path]) -> Path:
+    return tiny_folder("qwen_image")
 
 
 @pytest.fixture(scope="session")
-def qwen_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "tiny-qwen"
-    tiny.qwen_image(str(folder))
-    return folder
-
-
-@pytest.fixture(scope="session")
-def z_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "tiny-z"
-    tiny.z_image(str(folder))
-    return folder
+def z_folder(tiny_folder: Callable[[str], Path]) -> Path:
+    return tiny_folder("z_image")
