@@ -17,7 +17,7 @@ FIRST = (
     "true_cfg_scale", "reason", "kind", "stage", "attempts", "batch", "flags", "seconds",
 )
 
-_EMPTY = (None, "", (), [], {})
+_EMPTY: tuple[object, ...] = (None, "", (), [], {})
 Rows = Callable[[], Iterable[Mapping[str, Any]]]  # each call streams the rows from the start
 
 
