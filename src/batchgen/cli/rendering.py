@@ -106,6 +106,8 @@ def render(request: RenderRequest) -> Outcome:
 def gather(request: RenderRequest) -> Facts:
     """Devices, model, profile and plan. Raises ModelError, UsageError, PlanRefusedError."""
     platform, devices = device.probe(request.run.devices or None)
+    if reserve := request.run.reserve_device_bytes:
+        devices = tuple(replace(part, available_bytes=max(0, part.available_bytes - reserve)) for part in devices)
     found = model.resolve(request.model, request.model_options, platform=platform)
     profile = find_profile(found)
     plan = make_plan(PlanFacts(found, profile, platform, devices, request.overrides))
