@@ -92,6 +92,7 @@ def keep_all_twice_over(facts: PlanFacts, draft: Draft) -> tuple[Draft, tuple[De
     decisions = [Decision.of(TWICE, "plan", "yes" if fits else "no", f"{fact}: {tail}.", numbers)]
     for name in draft.unset(facts) if fits else ():
         if draft.mode(name) != "resident":
-            decisions.append(change(TWICE, name, draft, "resident", f"{name} is kept on the device."))
+            since: dict[str, Number] = {"was_by": draft.spots[name].by}
+            decisions.append(change(TWICE, name, draft, "resident", f"{name} is kept on the device.", since))
             draft = draft.place(name, "resident", "size", f"all weights, {size_text(total)}, fit twice into {size_text(available)} free")
     return draft, tuple(decisions)

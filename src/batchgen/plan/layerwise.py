@@ -17,13 +17,11 @@ def layerwise_defaults(facts: PlanFacts, draft: Draft) -> tuple[Draft, tuple[Dec
     option, mode = draft.streaming_option, facts.overrides.performance_mode
     on = option is None
     text = "Text encoders, image encoders and VAEs stream by default." if on else f"{option} was given, so nothing else streams by default."
-    decisions = [Decision.of(DEFAULTS, "plan", "yes" if on else "no", text, {"option": option})]
+    asked = [name for name in draft.unset(facts) if selectors.streams_by_default(name) and (on or selectors.in_group(name, "vae"))]
+    decisions = [Decision.of(DEFAULTS, "plan", "yes" if on else "no", text, {"option": option, "components": len(asked)})]
     enough = mode == "auto" and reaches(facts.available_gb, draft.threshold.gb)
-    for name in draft.unset(facts):
-        group = selectors.group_of(name)
-        if not selectors.streams_by_default(name) or group is None or (not on and group != "vae"):
-            continue
-        kept = group in facts.profile.keep_resident_components
+    for name in asked:
+        kept = selectors.group_of(name) in facts.profile.keep_resident_components
         numbers: dict[str, Number] = {
             "performance_mode": mode, "available_gb": facts.available_gb, "threshold_gb": draft.threshold.gb, "profile_keeps": kept,
         }  # fmt: skip
