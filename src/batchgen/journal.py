@@ -20,12 +20,13 @@ from typing import Any
 
 from batchgen.events import Event, JobFailed, LatentsSpooled, MemorySample, OutputDone
 from batchgen.jobs import Job
-from batchgen.journalfile import JournalDamagedError, JournalMode, connect, connect_to_read, set_aside, sqlite_errors
+from batchgen.journalfile import JournalDamagedError, JournalMode, connect, connect_to_read, journal_mode, patiently, set_aside, sqlite_errors
 from batchgen.outputs.names import name_key, unique
 
 STATES = ("pending", "running", "done", "failed", "filtered", "vanished")
 MAX_ATTEMPTS = 2
 _CHUNK = 500
+_GAP_SECONDS = 0.005
 _COUNTED = "CASE gone WHEN 1 THEN 'vanished' ELSE state END"
 
 
@@ -67,8 +68,13 @@ class Known:
 class Journal:
     """Mutable; belongs to one thread of one process. `open` to write (holding the run's lock), `read` for everybody else."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path, *, reader: bool = False) -> None:
         self._db = connection
+        self._reader = reader
+        # With a rollback journal a commit shuts readers out for as long as it lasts. One commit after the other would shut them out for
+        # good, so the writer leaves gaps, longer than a waiting reader's naps.
+        self._gap_seconds = 0.0 if reader or journal_mode(connection) == "wal" else _GAP_SECONDS
+        self._free_at = 0.0
         self.path = path
         self.damaged: Path | None = None  # the file set aside because it was damaged
         self.run_id = 0
@@ -92,7 +98,7 @@ class Journal:
     @classmethod
     def read(cls, path: Path) -> Journal:
         """To read only, while a run may write. Raises RefusedError where there is none, JournalDamagedError."""
-        return cls(connect_to_read(path), path)
+        return cls(connect_to_read(path), path, reader=True)
 
     def close(self) -> None:
         with sqlite_errors(self.path):
@@ -107,6 +113,8 @@ class Journal:
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         with sqlite_errors(self.path):
+            if (early := self._free_at - time.monotonic()) > 0:
+                time.sleep(early)
             # IMMEDIATE: a reader that turns writer late cannot wait its turn and would fail at once.
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -116,9 +124,24 @@ class Journal:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
+            finally:
+                self._free_at = time.monotonic() + self._gap_seconds
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """All questions inside are answered from one state of the journal. For readers; short, since a writer may be waiting."""
+        with sqlite_errors(self.path):
+            self._db.execute("BEGIN")
+        try:
+            yield
+        finally:
+            with sqlite_errors(self.path):
+                self._db.execute("ROLLBACK")
 
     def _all(self, sql: str, values: Sequence[object] = ()) -> list[sqlite3.Row]:
         with sqlite_errors(self.path):
+            if self._reader:
+                return patiently(lambda: self._db.execute(sql, values).fetchall())
             return self._db.execute(sql, values).fetchall()
 
     def _one(self, sql: str, values: Sequence[object] = ()) -> Any:
@@ -362,7 +385,7 @@ class Journal:
 
     def _stream(self, sql: str, values: Sequence[object]) -> Iterator[sqlite3.Row]:
         with sqlite_errors(self.path):
-            cursor = self._db.execute(sql, values)
+            cursor = patiently(lambda: self._db.execute(sql, values))
         while True:
             with sqlite_errors(self.path):
                 chunk = cursor.fetchmany(_CHUNK)

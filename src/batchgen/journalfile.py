@@ -10,15 +10,16 @@ import os
 import sqlite3
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from batchgen.errors import RefusedError
 from batchgen.outputs.files import disk_error
 
 JournalMode = Literal["wal", "rollback"]
+T = TypeVar("T")
 
 SCHEMA_VERSION = 1
 BUSY_SECONDS = 60.0
@@ -121,9 +122,9 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
         raise RefusedError(f"no journal at {path}", hint="Name a folder that `batchgen run` has begun.")
     with sqlite_errors(path):
         for attempt in (f"{path.absolute().as_uri()}?mode=ro", f"{path.absolute().as_uri()}?mode=rw"):
-            connection = sqlite3.connect(attempt, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+            connection = sqlite3.connect(attempt, uri=True, timeout=0, isolation_level=None)
             try:
-                version = _version(connection)
+                version = int(patiently(lambda: connection.execute("PRAGMA user_version").fetchone()[0]))  # noqa: B023 called at once
             except sqlite3.OperationalError:
                 # A read-only connection cannot roll back what a killed writer left: the second way can.
                 connection.close()
@@ -134,6 +135,22 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
             connection.row_factory = sqlite3.Row
             return connection
     raise RefusedError(f"the journal {path} cannot be opened", hint="Check that you may read the folder and its files.")
+
+
+def patiently(ask: Callable[[], T], seconds: float = BUSY_SECONDS) -> T:
+    """A reader's way to wait for its turn: often and shortly.
+
+    SQLite's own waiting grows to a tenth of a second between tries, and misses the gaps between the commits of a busy writer with a
+    rollback journal again and again.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return ask()
+        except sqlite3.OperationalError as error:
+            if (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(0.001)
 
 
 def _check(connection: sqlite3.Connection, path: Path) -> None:
@@ -154,6 +171,11 @@ def _set_mode(connection: sqlite3.Connection, mode: JournalMode) -> None:
     else:
         connection.execute("PRAGMA journal_mode = TRUNCATE")
         connection.execute("PRAGMA synchronous = FULL")
+
+
+def journal_mode(connection: sqlite3.Connection) -> JournalMode:
+    """The mode in use, which is not always the one asked for."""
+    return "wal" if connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal" else "rollback"
 
 
 def _version(connection: sqlite3.Connection) -> int:

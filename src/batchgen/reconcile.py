@@ -99,9 +99,8 @@ def _own_outputs(outputs: Path) -> Iterator[tuple[str, str, str | None]]:
 def space(folder: RunFolder, journal: Journal, *, image_format: str = "png", video_format: str = "mp4") -> SpaceForecast:
     """Room for the outputs still to come: from this run's own outputs where it has some, else from the jobs' sizes."""
     jobs = (journal.job(row.key) for row in journal.known("pending"))
-    return forecast(
-        jobs, journal.pending(), folder.outputs, image_format=image_format, video_format=video_format, mean_bytes=journal.mean_output_bytes()
-    )
+    mean = journal.mean_output_bytes()
+    return forecast(jobs, journal.pending(), folder.outputs, image_format=image_format, video_format=video_format, mean_bytes=mean)
 
 
 def reconcile(folder: RunFolder, journal: Journal, *, after_crash: bool, verify: bool = False, overwrite: bool = False) -> Reconciled:

@@ -56,19 +56,20 @@ def _text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _cut(text: str, limit: int) -> str:
-    """`text` within `limit` UTF-8 bytes, cut on a character and with a note of the whole length."""
+def _cut(text: str, limit: int, total: int | None = None) -> str:
+    """`text` within `limit` UTF-8 bytes, cut on a character and with a note of the whole length (`total`, if it was cut before)."""
     # No PNG text may hold a NUL; a lone surrogate has no UTF-8 form.
     data = text.replace("\0", "\ufffd").encode("utf-8", "replace")
     if len(data) <= limit:
         return data.decode()
-    note = _NOTE.format(total=len(data))
+    note = _NOTE.format(total=len(data) if total is None else total)
     return data[: limit - len(note)].decode("utf-8", "ignore") + note
 
 
 def record_text(record: Mapping[str, Any], limit: int, *, ascii_only: bool = False) -> str:
-    """The JSON object within `limit` bytes: the longest texts are cut, and "cut" names them."""
+    """The JSON object within `limit` bytes: the longest texts are cut, and "cut" names them with the bytes they had."""
     fields = dict(record)
+    before: dict[str, int] = dict(record.get("cut", {}))
     budget = limit
     while True:
         text = json.dumps(fields, ensure_ascii=ascii_only, separators=(",", ":"))
@@ -76,9 +77,9 @@ def record_text(record: Mapping[str, Any], limit: int, *, ascii_only: bool = Fal
             return text.encode("utf-8", "replace").decode()
         budget //= 2
         for name, value in record.items():
-            if isinstance(value, str) and len(value.encode("utf-8", "replace")) > budget:
-                fields[name] = _cut(value, budget)
-        fields["cut"] = sorted(name for name in fields if name != "cut" and fields[name] != record[name])
+            if isinstance(value, str) and (size := len(value.encode("utf-8", "replace"))) > budget:
+                fields[name] = _cut(value, budget, before.get(name))
+                fields["cut"] = fields.get("cut", {}) | {name: before.get(name, size)}
 
 
 def exif_for(settings: Mapping[str, str]) -> bytes:

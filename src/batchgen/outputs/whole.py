@@ -38,7 +38,7 @@ def condition(path: Path) -> Condition:
             return "whole" if _boxes_whole(handle, size) else "damaged"
         if head[:3] == b"\xff\xd8\xff":
             return "whole" if _jpeg_whole(handle) else "damaged"
-        return "damaged" if b"\x89PNG\r\n\x1a\n".startswith(head) else "other"
+        return "damaged" if size < 12 and _may_begin(head) else "other"
 
 
 def judge(path: Path, key: str) -> tuple[Verdict, dict[str, object] | None]:
@@ -53,6 +53,13 @@ def judge(path: Path, key: str) -> tuple[Verdict, dict[str, object] | None]:
     if settings is not None and settings["key"] == key:
         return ("ours", settings) if state == "whole" else ("damaged", None)
     return ("damaged" if state == "damaged" else "foreign"), None
+
+
+def _may_begin(head: bytes) -> bool:
+    """Is this the first few bytes of a format batchgen writes, cut before it can be told?"""
+    if head[:4] == b"RIFF":
+        return True
+    return any(start.startswith(head) for start in (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"RIFF", b"\0\0\0")) or head[:3] == b"\0\0\0"
 
 
 def _png_whole(handle: BinaryIO) -> bool:

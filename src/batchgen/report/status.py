@@ -22,7 +22,7 @@ _SHOWN_REASONS = 15
 def collect(folder: RunFolder, *, now: float | None = None) -> dict[str, Any]:
     """One plain object, as `status --json` prints it. Raises RefusedError where there is no journal."""
     now = time.time() if now is None else now
-    with Journal.read(folder.journal) as journal:
+    with Journal.read(folder.journal) as journal, journal.snapshot():
         counts = journal.counts()
         runs = journal.runs()
         last = runs[-1] if runs else None
