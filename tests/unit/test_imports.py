@@ -32,6 +32,7 @@ LEVELS = {
     "batchgen.outputs": 4,
     "batchgen.journal": 4,
     "batchgen.journalfile": 4,
+    "batchgen.journalreader": 4,
     "batchgen.reconcile": 4,
     "batchgen.runfolder": 4,
     "batchgen.runlock": 4,
