@@ -117,7 +117,8 @@ class DelimitedReader:
             nuls.update(block.nuls)
             at = 0
             if begun and not lines and not nuls and (chunk := self._plain(block)) is not None:
-                yield chunk
+                if chunk.rows:
+                    yield chunk
                 continue
             lines += _lines(block.text)
             size += len(block.text)

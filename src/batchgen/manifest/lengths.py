@@ -1,17 +1,28 @@
 """How much of a prompt the model's text encoders read, counted with their own tokenizers and without torch.
 
-transformers' tokenizers load torch; the `tokenizers` library under them does not.
+transformers' tokenizers load torch; the `tokenizers` and `sentencepiece` libraries under them do not. Folders of older models hold no
+tokenizer.json but the files it is made from; for CLIP, Qwen and T5 it is put together here, as transformers does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from batchgen.inventory.prompt_limits import TextEncoderLimit
+
+# (text, tokens that are read) -> (tokens in all, the text of those not read), special tokens left out
+Measure = Callable[[str, int], tuple[int, str]]
+
+_CLIP_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+_QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,38 +34,101 @@ class Lost:
     by_all: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Encoder:
+    name: str
+    room: int  # tokens of a prompt that it reads
+    measure: Measure
+
+
 class LengthCheck:
-    """Counts prompts against every tokenizer of the model."""
+    """Counts prompts against every tokenizer of the model. `unread` names those whose files are of no known kind."""
 
     def __init__(self, limits: Sequence[TextEncoderLimit]) -> None:
-        self._encoders = [(limit, tokenizer) for limit in limits if (tokenizer := _load(limit)) is not None]
-        self._safe_bytes = min((limit.max_tokens - 4 for limit, _ in self._encoders), default=0)
+        self._encoders: list[_Encoder] = []
+        unread = []
+        for limit in limits:
+            made = _load(Path(limit.folder))
+            if made is None:
+                unread.append(limit.name)
+            else:
+                measure, special = made
+                self._encoders.append(_Encoder(limit.name, limit.max_tokens - special, measure))
+        self.unread = tuple(unread)
+        self._safe_bytes = min((encoder.room for encoder in self._encoders), default=0) - 2
 
     def lost(self, prompt: str) -> Lost | None:
         """What is lost of the prompt, or None where every encoder reads all of it."""
-        # a token stands for at least one byte, give or take a word mark at the front
-        if not self._encoders or len(prompt) <= self._safe_bytes // 4 or len(prompt.encode("utf-8", "replace")) <= self._safe_bytes:
+        # a token stands for a byte at least, but for a word mark at the front
+        if not self._encoders or len(prompt.encode("utf-8", "replace")) <= self._safe_bytes:
             return None
-        texts, reach, whole = [], 0, 0
-        for limit, tokenizer in self._encoders:
-            encoded = tokenizer.encode(prompt, add_special_tokens=False)
-            room = limit.max_tokens - tokenizer.num_special_tokens_to_add(False)
-            if len(encoded.ids) <= room:
-                whole += 1
+        texts, tails, whole = [], [], bool(self.unread)
+        for encoder in self._encoders:
+            count, tail = encoder.measure(prompt, encoder.room)
+            if count <= encoder.room:
+                whole = True
                 continue
-            texts.append(f"{limit.name} reads {room} of {len(encoded.ids)} tokens")
-            reach = max(reach, encoded.offsets[room][0])
+            texts.append(f"{encoder.name} reads {encoder.room} of {count} tokens")
+            tails.append(tail)
         if not texts:
             return None
-        return Lost("; ".join(texts), "" if whole else prompt[reach:], not whole)
+        return Lost("; ".join(texts), "" if whole else min(tails, key=len), not whole)
 
 
-def _load(limit: TextEncoderLimit) -> Tokenizer | None:
-    file = Path(limit.folder) / "tokenizer.json"
-    if not file.is_file():
+def _load(folder: Path) -> tuple[Measure, int] | None:
+    """(how to measure a text, special tokens beside them); None for files of no known kind."""
+    try:
+        if (folder / "tokenizer.json").is_file():
+            return _of_tokenizer(Tokenizer.from_file(str(folder / "tokenizer.json")))
+        if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+            return _of_bpe(folder)
+        if (folder / "spiece.model").is_file():
+            return _of_sentencepiece(folder / "spiece.model")
+    except Exception:  # noqa: BLE001 - the Rust library raises bare Exception; a tokenizer it cannot read is one we cannot count with
         return None
-    tokenizer = Tokenizer.from_file(str(file))
+    return None
+
+
+def _of_tokenizer(tokenizer: Tokenizer) -> tuple[Measure, int]:
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return tokenizer
 
+    def measure(text: str, room: int) -> tuple[int, str]:
+        offsets = tokenizer.encode(text, add_special_tokens=False).offsets
+        return len(offsets), text[offsets[room][0] :] if len(offsets) > room else ""
+
+    return measure, tokenizer.num_special_tokens_to_add(False)
+
+
+def _of_bpe(folder: Path) -> tuple[Measure, int] | None:
+    config: Mapping[str, Any] = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    kind = str(config.get("tokenizer_class", "")).removesuffix("Fast")
+    files = str(folder / "vocab.json"), str(folder / "merges.txt")
+    if kind == "CLIPTokenizer":
+        tokenizer = Tokenizer(models.BPE.from_file(*files, end_of_word_suffix="</w>", unk_token="<|endoftext|>"))  # noqa: S106 - a token
+        tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()])
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+            pre_tokenizers.Split(Regex(_CLIP_WORDS), behavior="removed", invert=True), pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ])
+        return _of_tokenizer(tokenizer)[0], 2
+    if kind == "Qwen2Tokenizer":
+        tokenizer = Tokenizer(models.BPE.from_file(*files))
+        tokenizer.normalizer = normalizers.NFC()
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+            pre_tokenizers.Split(Regex(_QWEN_WORDS), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ])
+        return _of_tokenizer(tokenizer)
+    return None
+
+
+def _of_sentencepiece(file: Path) -> tuple[Measure, int]:
+    import sentencepiece
+
+    model = sentencepiece.SentencePieceProcessor(model_file=str(file))
+
+    def measure(text: str, room: int) -> tuple[int, str]:
+        ids = model.encode(text)
+        return len(ids), str(model.decode(ids[room:]))
+
+    return measure, 1  # T5 ends a text with </s>

@@ -144,8 +144,6 @@ class _Survey:
         rules = self.options.rules
         if rules is not None and not rules.is_video and ("num_frames" in row.said or "fps" in row.said):
             self._note("frames-ignored", "the model makes pictures, not clips: frames and fps do nothing", lines)
-        if self.options.takes_negative_prompt is False and self.options.defaults.negative_prompt is not None:
-            self.notices.add("default-negative-ignored", "the model takes no negative prompt; --negative-prompt does nothing")
 
     def _tell(self, drawn: Sequence[int], negatives: Sequence[int]) -> None:
         self._note("drawn", "seeds are drawn when the run begins, and recorded", drawn)
@@ -180,6 +178,11 @@ class _Survey:
         if not self.fatal:
             columns = [*self.stream.extra, *(column.name for column in COLUMNS)]
             parse_template(self.options.name_template, extension=self.options.extension, columns=columns)
+        if self.options.takes_negative_prompt is False and self.options.defaults.negative_prompt is not None:
+            self.notices.add("default-negative-ignored", "the model takes no negative prompt; --negative-prompt does nothing")
+        if self.stream.lengths is not None and self.stream.lengths.unread:
+            names = ", ".join(self.stream.lengths.unread)
+            self.notices.add("not-counted", f"prompt lengths are not checked against {names}: its files are of no known kind")
         if self.stream.extra:
             names = ", ".join(repr(name[:60]) for name in list(self.stream.extra)[:20])
             self.notices.add("extra-columns", f"columns carried into the results as they are: {names}", count=len(self.stream.extra))
