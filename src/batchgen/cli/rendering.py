@@ -47,7 +47,7 @@ from batchgen.reconcile import open_journal
 from batchgen.report import tables
 from batchgen.report.jobs_csv import write_jobs_csv
 from batchgen.report.plan_tables import residency_table, trail_table
-from batchgen.report.progress import Display, Pace, open_display
+from batchgen.report.progress import Display, DownloadLines, Pace, open_display
 from batchgen.report.summary import Summary
 from batchgen.runfolder import RunFolder
 
@@ -108,7 +108,9 @@ def gather(request: RenderRequest) -> Facts:
     platform, devices = device.probe(request.run.devices or None)
     if reserve := request.run.reserve_device_bytes:
         devices = tuple(replace(part, available_bytes=max(0, part.available_bytes - reserve)) for part in devices)
-    found = model.resolve(request.model, request.model_options, platform=platform)
+    found = model.resolve(
+        request.model, request.model_options, platform=platform, on_progress=DownloadLines(request.model, quiet=request.run.quiet),
+    )
     profile = find_profile(found)
     plan = make_plan(PlanFacts(found, profile, platform, devices, request.overrides))
     return Facts(found, profile, platform, devices, plan)

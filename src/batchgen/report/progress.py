@@ -6,8 +6,11 @@ and no escapes, so that a log of a night stays readable. A listener of events; a
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -18,7 +21,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
 from batchgen.events import DecisionMade, Event, JobFailed, OutputDone, StageBatchDone, WorkerReady, WorkerStopped
-from batchgen.units import duration_text
+from batchgen.units import duration_text, size_text
 
 
 class Pace:
@@ -237,3 +240,43 @@ def open_display(pace: Pace, *, quiet: bool = False, stream: TextIO | None = Non
         if console.width > 0:
             return LiveBar(pace, console)
     return PlainLines(pace, stream)
+
+
+class DownloadLines:
+    """A model's download, called with (bytes here, bytes in all) from any thread: one live line on a terminal, else a line a twentieth."""
+
+    def __init__(
+        self, name: str, *, quiet: bool = False, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._name = name
+        self._quiet = quiet
+        self._stream = sys.stderr if stream is None else stream
+        self._live = self._stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "")
+        self._clock = clock
+        self._start: tuple[float, int] | None = None
+        self._said = -1.0
+        self._lock = threading.Lock()
+
+    def __call__(self, here: int, total: int) -> None:
+        if self._quiet or total <= 0:
+            return
+        with self._lock:
+            now = self._clock()
+            self._start = self._start or (now, here)
+            due = now - self._said >= 0.2 if self._live else here * 20 // total > self._said
+            if due or (here >= total and self._said != math.inf):
+                self._said = math.inf if here >= total else now if self._live else here * 20 // total
+                self._write(self._text(here, total, now), end=here >= total)
+
+    def _text(self, here: int, total: int, now: float) -> str:
+        began, had = self._start or (now, here)
+        text = f"downloading {self._name}: {size_text(here)} of {size_text(total)}"
+        if now > began and here > had:
+            rate = (here - had) / (now - began)
+            text += f", {size_text(int(rate))}/s, {duration_text((total - here) / rate)} left"
+        return text
+
+    def _write(self, text: str, *, end: bool) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(f"\r\x1b[K{text}" + ("\n" if end else "") if self._live else f"{text}\n")
+            self._stream.flush()

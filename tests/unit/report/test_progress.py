@@ -7,7 +7,7 @@ import io
 import pytest
 
 from batchgen.events import JobFailed, OutputDone, StageBatchDone, WorkerReady
-from batchgen.report.progress import LiveBar, Pace, PlainLines, Silent, open_display
+from batchgen.report.progress import DownloadLines, LiveBar, Pace, PlainLines, Silent, open_display
 
 
 class Clock:
@@ -185,3 +185,32 @@ def test_a_stderr_that_goes_away_does_not_stop_the_run(terminal: bool, monkeypat
         stream.broken = True
         feed(display, batches=2, per_batch=4)
     assert pace.done == 8
+
+
+def test_a_download_without_a_terminal_is_a_line_a_twentieth() -> None:
+    stream, clock = io.StringIO(), Clock()
+    show = DownloadLines("a/model", stream=stream, clock=clock)
+    for part in range(1001):
+        clock.now = part / 10
+        show(part * 2**20, 1000 * 2**20)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 21
+    assert lines[10] == "downloading a/model: 500.0 MiB of 1000.0 MiB, 10.0 MiB/s, 50 s left"
+    assert lines[-1].startswith("downloading a/model: 1000.0 MiB of 1000.0 MiB")
+    assert not any(char in stream.getvalue() for char in "\r\x1b")
+
+
+def test_a_download_on_a_terminal_stays_on_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream, clock = Terminal(), Clock()
+    show = DownloadLines("a/model", stream=stream, clock=clock)
+    for part in range(101):
+        clock.now = part / 10
+        show(part, 100)
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_a_quiet_download_says_nothing() -> None:
+    stream = io.StringIO()
+    DownloadLines("a/model", quiet=True, stream=stream)(1, 2)
+    assert stream.getvalue() == ""
