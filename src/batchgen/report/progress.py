@@ -20,7 +20,17 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
-from batchgen.events import DecisionMade, Event, JobFailed, OutputDone, StageBatchDone, WorkerReady, WorkerStopped
+from batchgen.events import (
+    DecisionMade,
+    Event,
+    JobFailed,
+    OutputDone,
+    StageBatchDone,
+    WorkerDied,
+    WorkerReady,
+    WorkerReplaced,
+    WorkerStopped,
+)
 from batchgen.units import duration_text, size_text
 
 
@@ -90,6 +100,20 @@ class Pace:
         return ", ".join(parts)
 
 
+def _worker_note(event: Event) -> str | None:
+    """What befell a worker, or None where the event is about something else."""
+    match event:
+        case WorkerStopped() if event.fatal is not None:
+            return f"worker {event.worker} stopped: {event.fatal}"
+        case WorkerDied():
+            blamed = f", with {len(event.keys)} jobs in {event.stage or 'work'}" if event.keys else ""
+            return f"worker {event.worker} died{blamed}: {event.cause}"
+        case WorkerReplaced():
+            return f"worker {event.worker} had grown to {size_text(event.rss_bytes)} and is replaced"
+        case _:
+            return None
+
+
 class PlainLines:
     """A line a batch, for logs."""
 
@@ -111,10 +135,9 @@ class PlainLines:
                 self.note(f"job {event.key[:8]} failed in {event.stage} ({event.kind}): {event.reason}{again}")
             case DecisionMade():
                 self.note(f"{event.subject}: {event.text}")
-            case WorkerStopped() if event.fatal is not None:
-                self.note(f"worker {event.worker} stopped: {event.fatal}")
             case _:
-                pass
+                if (text := _worker_note(event)) is not None:
+                    self.note(text)
 
     def note(self, text: str) -> None:
         if self._stream is None:
@@ -182,10 +205,9 @@ class LiveBar:
                 self.note(f"job {event.key[:8]} failed in {event.stage} ({event.kind}): {event.reason}")
             case DecisionMade():
                 self.note(f"{event.subject}: {event.text}")
-            case WorkerStopped() if event.fatal is not None:
-                self.note(f"worker {event.worker} stopped: {event.fatal}")
             case _:
-                pass
+                if (text := _worker_note(event)) is not None:
+                    self.note(text)
 
     def _update(self, stage: str | None) -> None:
         finished = self._pace.done + self._pace.failed

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from batchgen.events import JobFailed, OutputDone, StageBatchDone, WorkerReady
+from batchgen.events import Event, JobFailed, OutputDone, StageBatchDone, WorkerDied, WorkerReady, WorkerReplaced, WorkerStopped
 from batchgen.report.progress import DownloadLines, LiveBar, Pace, PlainLines, Silent, open_display
 
 
@@ -214,3 +214,19 @@ def test_a_quiet_download_says_nothing() -> None:
     stream = io.StringIO()
     DownloadLines("a/model", quiet=True, stream=stream)(1, 2)
     assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (WorkerDied(1, 7, "killed by SIGSEGV", "denoise", ("a", "b")), "worker 1 died, with 2 jobs in denoise: killed by SIGSEGV"),
+        (WorkerDied(1, 7, "ended with exit code 3", "", ()), "worker 1 died: ended with exit code 3"),
+        (WorkerReplaced(0, 3 * 2**30, 2**30), "worker 0 had grown to 3.00 GiB and is replaced"),
+        (WorkerStopped(0, "the disk is full"), "worker 0 stopped: the disk is full"),
+        (WorkerStopped(0, None), None),
+    ],
+)
+def test_what_befalls_a_worker_is_said(event: Event, line: str | None) -> None:
+    stream = io.StringIO()
+    PlainLines(Pace(1, clock=Clock()), stream, now=lambda: "07:00:00").listen(event)
+    assert stream.getvalue() == ("" if line is None else f"07:00:00 {line}\n")
