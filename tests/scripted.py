@@ -54,9 +54,9 @@ class ScriptedEngine:
         self._grown: list[bytes] = []
         if self.script.get("refuse"):
             raise ModelError(self.script["refuse"])
-        self.ready = WorkerReady(worker, os.getpid(), settings.device, ("denoise", "decode"), (), "stages", 0.0)
+        emit(WorkerReady(worker, os.getpid(), settings.device, ("denoise", "decode"), (), "stages", 0.0))
 
-    def request_stop(self) -> None:
+    def finish_current_batch(self) -> None:
         self._stop.set()
 
     def close(self) -> None:

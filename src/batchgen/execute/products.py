@@ -22,6 +22,8 @@ from batchgen.execute.settings import OutputSettings
 from batchgen.execute.windows import Row
 from batchgen.outputs.image import write_image
 from batchgen.outputs.metadata import RECORD, settings_for
+from batchgen.outputs.whole import judge
+from batchgen.reconcile import adoption
 
 WRITERS = 2
 WAITING = 16  # products that may wait for a writer before the device has to
@@ -81,10 +83,20 @@ class Products:
             self._emit(self._written(row, to_uint8(product), resolved, sound))
         except DiskError as error:
             self._error = error
+        except FileExistsError:
+            self._emit(self._already_there(row))
         except Exception as error:  # noqa: BLE001  one file that cannot be written fails its job, not the night
             self._emit(JobFailed(self._worker, row.job.key, "error", "write", first_line(error)))
         finally:
             self._room.release()
+
+    def _already_there(self, row: Row) -> OutputDone | JobFailed:
+        """The name is taken: by this very job's output, which is adopted, or by something else, which is left alone."""
+        path = Path(self._outputs.folder) / row.job.output
+        verdict, settings = judge(path, row.job.key)
+        if verdict == "ours" and settings is not None:
+            return adoption(path, row.job.key, row.job.output, settings, self._worker)
+        return JobFailed(self._worker, row.job.key, "error", "write", f"{row.job.output} exists and is not this job's output")
 
     def _written(self, row: Row, pixels: npt.NDArray[np.uint8], resolved: dict[str, Any], sound: Sound | None) -> OutputDone:
         flags = (*row.flags, *(("flat",) if int(pixels.min()) == int(pixels.max()) else ()))

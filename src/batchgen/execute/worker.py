@@ -58,7 +58,7 @@ class Worker:
             if isinstance(message, StopAfterBatch):
                 self._stopping.set()
                 if self._engine is not None:
-                    self._engine.request_stop()
+                    self._engine.finish_current_batch()
             else:
                 self._inbox.put(message)
 
