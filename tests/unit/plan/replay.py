@@ -22,7 +22,7 @@ ASKED = {
 }
 
 
-class Broken(Exception):  # noqa: N818 - not an error of the product
+class Broken(Exception):
     """The trail does not hold together."""
 
 

@@ -111,7 +111,7 @@ def test_a_changed_number_is_noticed() -> None:
         replay(entries, mode="auto", platform="cuda", components=names)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(all_facts())
 def test_any_plan_can_be_replayed_and_needs_every_entry(made: PlanFacts) -> None:
     try:
