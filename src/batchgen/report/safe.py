@@ -1,4 +1,4 @@
-"""Untrusted text for a terminal: prompts, names and messages from libraries may hold commands to the terminal, or markup of rich."""
+"""Untrusted text for a terminal: prompts, names and messages from libraries may hold commands to the terminal."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import unicodedata
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 # Direction marks and other invisible characters change what a reader sees; the joiners of emoji and Indic scripts do not.
 _KEPT_FORMATS = "\u200c\u200d"
-_TAG = re.compile(r"(\\*)(\[[a-z#/@][^[]*?])")
 
 
 def printable(text: str, *, keep: str = "", limit: int | None = None) -> str:
     """`text` with every character that acts on a terminal shown as an escape: `\\x1b`, `\\u202e`. Those in `keep` (say, "\\n") stay.
 
-    `limit`: at most so many characters, the last one an ellipsis. Give the result to rich as `Text`, or through `markup`.
+    `limit`: at most so many characters, the last one an ellipsis. Give the result to rich as `Text`: brackets stay as they are.
     """
     if limit is not None and len(text) > limit:
         return printable(text[: max(limit - 1, 0)], keep=keep) + "…"
@@ -29,10 +28,3 @@ def _harmless(char: str) -> bool:
 
 def _escape(char: str, keep: str) -> str:
     return char if char in keep else ascii(char)[1:-1]
-
-
-def markup(text: str) -> str:
-    """`printable` text for a string that rich reads as markup: it shows as it stands, brackets and all."""
-    escaped = _TAG.sub(lambda match: f"{match.group(1) * 2}\\{match.group(2)}", printable(text))
-    slashes = len(escaped) - len(escaped.rstrip("\\"))
-    return escaped + "\\" if slashes % 2 else escaped
