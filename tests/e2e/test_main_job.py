@@ -139,7 +139,7 @@ def test_a_second_run_renders_nothing_and_says_so(singly: Path, list_file: Path,
     assert {path: path.stat().st_mtime_ns for path in (singly / "outputs").rglob("*.png")} == before
 
 
-@pytest.mark.parametrize("attempt", range(3))
+@pytest.mark.parametrize("attempt", range(2))
 def test_a_kill_at_a_random_moment_costs_nothing(
     attempt: int, tmp_path: Path, list_file: Path, qwen_folder: Path, reference: list[np.ndarray],
 ) -> None:
@@ -157,6 +157,7 @@ def test_a_kill_at_a_random_moment_costs_nothing(
     assert len(standing) < 44
     said = batchgen(*arguments, folder=tmp_path)
     assert said.code == 0, said
+    assert "44/44 done" in said.err
     assert {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in standing} == standing
     assert len(list((run / "outputs").rglob("*"))) == 44
     assert all(np.array_equal(mine, theirs) for mine, theirs in zip(pictures(run), reference, strict=True))

@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -32,7 +32,7 @@ from batchgen.cli.request import (
 )
 from batchgen.cli.run_options import RunOptions
 from batchgen.errors import EXIT_DONE, EXIT_SOME_FAILED, BatchgenError, UsageError
-from batchgen.events import Event, event_line
+from batchgen.events import Event, WorkerReady, event_line
 from batchgen.execute.process import WorkerProcess, prewarm
 from batchgen.execute.stopping import next_time
 from batchgen.execute.supervisor import HANG_SECONDS, RunRequest, RunResult, run_jobs
@@ -168,14 +168,30 @@ def _carry_out(
         with ExitStack() as stack:
             display = stack.enter_context(open_display(pace, quiet=run.quiet))
             listen = _listener(summary, display, events, started)
-            result = run_jobs(_request(request, facts, folder, journal, worker), listen)
+
+            def recount(event: Event) -> None:
+                if isinstance(event, WorkerReady):  # by now the journal has been held against the disk
+                    _rebase(pace, journal)
+                listen(event)
+
+            result = run_jobs(_request(request, facts, folder, journal, worker), recount)
+            _rebase(pace, journal)
             for line in result.reconciled.lines:
                 display.note(line)
     except BatchgenError:
-        finish(folder, journal, facts.plan, summary, seconds=time.monotonic() - started, stream=sys.stderr if run.quiet else sys.stdout)
+        with suppress(BatchgenError, OSError):  # what stopped the run, a full disk for one, may stop the tables too
+            finish(folder, journal, facts.plan, summary, seconds=time.monotonic() - started, stream=sys.stdout)
         raise
     finish(folder, journal, facts.plan, summary, seconds=result.seconds, stream=sys.stdout)
+    if result.stopped_by is not None:
+        left = result.counts["pending"]
+        print(f"stopped by --{result.stopped_by}; {left} jobs are left. The same command goes on from here.", file=sys.stderr)
     return Outcome(folder, result, summary, facts, len(journal.skipped()))
+
+
+def _rebase(pace: Pace, journal: Journal) -> None:
+    counts = journal.counts()
+    pace.rebase(done=counts["done"], failed=counts["failed"] + counts["filtered"])
 
 
 def _request(request: RenderRequest, facts: Facts, folder: RunFolder, journal: Journal, worker: WorkerProcess) -> RunRequest:

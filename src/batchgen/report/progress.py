@@ -67,6 +67,11 @@ class Pace:
             case _:
                 pass
 
+    def rebase(self, *, done: int, failed: int) -> None:
+        """What the journal says stands: outputs found or lost on disk since the count began. They are no work of this session."""
+        self._begun_with += done + failed - self.done - self.failed
+        self.done, self.failed = done, failed
+
     @property
     def elapsed(self) -> float:
         return self._clock() - self._start

@@ -86,6 +86,16 @@ def test_a_failure_to_be_tried_again_is_not_counted() -> None:
     assert pace.failed == 1
 
 
+def test_outputs_found_on_disk_are_done_but_no_work_of_this_session() -> None:
+    clock = Clock()
+    pace = Pace(10, done=2, clock=clock)
+    pace.rebase(done=5, failed=1)
+    clock.now = 60.0
+    assert pace.per_minute is None
+    pace.listen(output())
+    assert (pace.done, pace.failed, pace.per_minute) == (6, 1, pytest.approx(1.0))
+
+
 def test_finished_is_zero_left() -> None:
     pace = Pace(1, clock=Clock())
     pace.listen(output())
