@@ -31,7 +31,11 @@ __all__ = [
 def resolve(source: str, options: ModelOptions, *, platform: Platform, on_progress: OnProgress | None = None) -> ModelFacts:
     """Facts of a model folder, a hub id or `builtin`. Raises ModelError with all that is wrong."""
     if source == BUILTIN:
-        return folder_facts(Path(builtin.folder()), options, platform=platform, source=source, kind="builtin")
+        try:
+            place = Path(builtin.folder())
+        except FileNotFoundError as error:
+            raise ModelError(str(error)) from error
+        return folder_facts(place, options, platform=platform, source=source, kind="builtin")
     path = Path(source).expanduser()
     if path.is_file():
         raise index_files.single_file(path) if weights.is_weight_file(path.name) else ModelError(
@@ -154,7 +158,7 @@ def _component(
     if chosen.pickle:
         for file in paths:
             revision_hash.update(f"{file.path} {file.size_bytes}\n".encode())
-        dtype = _dtype(entry, config, {}, options, platform)
+        dtype = loaded_dtype(entry, config, {}, options, platform)
         return ComponentFacts(
             entry.name, entry.library, entry.class_name, None, None, dtype=dtype, variant=chosen.variant, files=paths, pickle=True)
     tensors: list[safetensors.TensorHeader] = []
@@ -169,7 +173,7 @@ def _component(
     stored: dict[str, int] = {}
     for tensor in held:
         stored[tensor.dtype] = stored.get(tensor.dtype, 0) + tensor.elements
-    dtype = _dtype(entry, config, stored, options, platform)
+    dtype = loaded_dtype(entry, config, stored, options, platform)
     quantised = "quantization_config" in config
     return ComponentFacts(
         entry.name, entry.library, entry.class_name,
@@ -186,7 +190,7 @@ def _head_tied(config: dict[str, object]) -> bool:
     return bool(config.get("tie_word_embeddings", inner if inner is not None else False))
 
 
-def _dtype(
+def loaded_dtype(
     entry: IndexEntry, config: dict[str, object], stored: dict[str, int], options: ModelOptions, platform: Platform,
 ) -> str:
     """The dtype a component loads in, by torch's name.
