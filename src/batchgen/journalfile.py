@@ -157,6 +157,11 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
     verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if verdict != "ok":
         raise JournalDamagedError(f"{path}: {verdict}")
+    # A last page that is cut is read as if zeros followed, and found whole: only the file's length tells.
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    pages, page_bytes = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+    if path.stat().st_size < pages * page_bytes:
+        raise JournalDamagedError(f"{path}: cut off")
     kind = connection.execute("PRAGMA application_id").fetchone()[0]
     tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if kind != _APPLICATION_ID and tables:

@@ -37,6 +37,8 @@ class WorkerProcess:
                 command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, pass_fds=(theirs.fileno(),), start_new_session=True,
             )
         except OSError as error:
+            ours.close()
+            self._log.close()
             raise WorkerLostError(
                 f"no worker process could be started: {error}", hint="Free memory or processes, then run again."
             ) from error
