@@ -16,7 +16,7 @@ from PIL import Image
 
 from batchgen.events import FailureKind
 from batchgen.execute.guidance import GuidanceRules
-from batchgen.execute.pictures import INPUTS, read_picture
+from batchgen.execute.pictures import read_inputs
 from batchgen.execute.runner import Runner, Task, call_arguments
 from batchgen.execute.stages import DECODE, DENOISE, Stage, Stages, call_stage, split_rows, to_device
 from batchgen.execute.windows import BatchSizes, EncodedCache, Row
@@ -78,8 +78,11 @@ class Encoding:
         def work(texts: Sequence[Text]) -> None:
             self._encode(stage, texts, found, served)
 
+        def served_keys(texts: Sequence[Text]) -> tuple[str, ...]:
+            return tuple(row.job.key for text in texts for row in served.get(text.prompt, ()))
+
         kinds = self._plan(list(prompts), list(negatives), str(any_prompt))
-        tasks = [Task(None, kind, self.sizes.of(stage.name, None, None), work, fail) for kind in kinds]
+        tasks = [Task(None, kind, self.sizes.of(stage.name, None, None), work, fail, served_keys) for kind in kinds]
         self.runner.run(stage, tasks, self.stages.named(DENOISE).components)
         self._hand_out(stage, rows, keys, found, reasons)
 
@@ -168,8 +171,7 @@ class Encoding:
         if key in found:
             row.values.update(found[key])
             return
-        paths = {field: getattr(job, field) for field, _ in INPUTS}
-        pictures = {name: read_picture(paths[field], mask=field == "mask") for field, name in INPUTS if paths[field] is not None}
+        pictures = read_inputs(job)
         generator = row.generator_now()
         before = generator.get_state()
         arguments = call_arguments(self.stages.call, job, 1) | row.values | {"generator": [generator]}
@@ -183,8 +185,9 @@ class Encoding:
             size = (arguments["width"], arguments["height"])
             fitted = {name: picture.resize(size, Image.Resampling.LANCZOS) for name, picture in pictures.items()}
             outputs = call_stage(stage, arguments | fitted, guiders)
+        # a list from an encoder of pictures is one row's own (several reference pictures), not one element a row
         values = {
-            name: to_device(split_rows(value, 1)[0], CPU) for name, value in outputs.items()
+            name: to_device(value if isinstance(value, list) else split_rows(value, 1)[0], CPU) for name, value in outputs.items()
             if value is not None and name not in ("height", "width") and self._is_wanted(stage, name)
         }
         seconds = time.perf_counter() - started

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from batchgen.errors import ModelError
+from batchgen.errors import ModelError, RunStoppedError
 from batchgen.events import Emit, Event, FailureKind, LatentsSpooled, WorkerReady
 from batchgen.execute.components import Components
 from batchgen.execute.encoding import Encoding
@@ -26,8 +26,8 @@ from batchgen.execute.guidance import GuidanceRules
 from batchgen.execute.load import ModelFolder, quiet_libraries
 from batchgen.execute.memory import HostBudget
 from batchgen.execute.meter import Meter
-from batchgen.execute.pictures import INPUTS
-from batchgen.execute.products import Products, Sound, check_size, rows_of
+from batchgen.execute.pictures import INPUTS, read_inputs
+from batchgen.execute.products import Products, Sound, difference, rows_of
 from batchgen.execute.residency import Residency
 from batchgen.execute.runner import Runner, Task, call_arguments
 from batchgen.execute.settings import EngineSettings, Window
@@ -71,8 +71,9 @@ class Engine:
         self.sizes = BatchSizes(plan)
         self.cache = EncodedCache(budget)
         self.products = Products(worker, settings.outputs, self.emit)
-        self._roads: dict[tuple[str, ...], tuple[Stages, GuidanceRules]] = {}
+        self._roads: dict[tuple[tuple[str, ...], bool], tuple[Stages, GuidanceRules]] = {}
         self._spooled = 0
+        self._proven = False  # a product of the right size has been seen: the model can make what jobs ask for
         self._announce(started)
 
     def _announce(self, started: float) -> None:
@@ -87,16 +88,19 @@ class Engine:
             "stages" if stages.family is not None else "pipeline", time.perf_counter() - started, versions,
         ))
 
-    def road(self, inputs: tuple[str, ...]) -> tuple[Stages, GuidanceRules]:
-        """The stages for jobs that bring these picture inputs, and what guidance means in them. Built at first use."""
-        if inputs not in self._roads:
-            stages = build_stages(self.folder, self.device, self.components.dtypes, inputs=inputs)
+    def road(self, inputs: tuple[str, ...], *, whole: bool = False) -> tuple[Stages, GuidanceRules]:
+        """The stages for jobs that bring these picture inputs, and what guidance means in them. Built at first use.
+
+        `whole`: the ordinary call, for jobs that ask for what only it can do.
+        """
+        if (inputs, whole) not in self._roads:
+            stages = build_stages(self.folder, self.device, self.components.dtypes, inputs=inputs, whole=whole)
             main = stages.named(DENOISE if stages.family is not None else PIPELINE)
             guiders = {name: getattr(main.pipe, name) for name in main.guiders}
             extra = dict(stages.family.guider) if stages.family is not None else {}
             self.components.add_road(stages)
-            self._roads[inputs] = stages, GuidanceRules(stages.call, guiders, "guidance_scale" in main.inputs, extra)
-        return self._roads[inputs]
+            self._roads[inputs, whole] = stages, GuidanceRules(stages.call, guiders, "guidance_scale" in main.inputs, extra)
+        return self._roads[inputs, whole]
 
     # -- from outside -----------------------------------------------------------------------------------------------
 
@@ -120,6 +124,10 @@ class Engine:
         for inputs, jobs in by_inputs.items():
             try:
                 stages, rules = self.road(inputs)
+                whole = [job for job in jobs if rules.beyond_stages(job)]
+                if whole:
+                    self._ordinary(self.road(inputs, whole=True)[0], [Row(job, rules.of(job)) for job in whole])
+                    jobs = [job for job in jobs if not rules.beyond_stages(job)]
             except ModelError as error:
                 for job in jobs:
                     self.runner.fail_job(job, "input", "", error.message)
@@ -221,7 +229,9 @@ class Engine:
             for without in (True, False):
                 part = [row for row in group if (row.job.negative_prompt is None) == without]
                 if part:
-                    tasks.append(self._task(stages, stage, shape, part, partial(self._call_ordinary, stages, shape)))
+                    task = self._task(stages, stage, shape, part, partial(self._call_ordinary, stages, shape))
+                    # pipelines that take a picture take one
+                    tasks.append(replace(task, size=1) if shape.inputs else task)
         self.runner.run(stage, tasks)
 
     def _call_ordinary(self, stages: Stages, shape: ShapeKey, batch: Sequence[Row]) -> None:
@@ -229,6 +239,7 @@ class Engine:
         stages.fresh_scheduler(stage)
         arguments = call_arguments(stages.call, job, len(batch))
         arguments |= {"prompt": [row.job.prompt for row in batch], "generator": [row.generator_now() for row in batch]}
+        arguments |= read_inputs(job) if len(batch) == 1 else {}
         if job.negative_prompt is not None:
             arguments["negative_prompt"] = [row.job.negative_prompt for row in batch]
         if job.guidance is not None:
@@ -251,10 +262,19 @@ class Engine:
         for row, product, flagged, sound in zip(batch, products, filtered, sounds, strict=True):
             row.seconds += seconds / len(batch)
             asked = call_arguments(stages.call, row.job, 1)
-            check_size(row, product, asked)
+            wrong = difference(product, asked)
             if flagged:
                 self.runner.fail_job(row.job, "filtered", stage.name, "the model's safety filter replaced the picture")
                 continue
+            if wrong is not None and not self._proven:
+                raise RunStoppedError(
+                    f"the model does not make what was asked for: {wrong} (row {row.job.row}, {row.job.id})",
+                    hint="ask for sizes that the model can make (batchgen check names them), or use --snap",
+                )
+            if wrong is not None:
+                self.runner.fail_job(row.job, "error", stage.name, f"the model does not make what was asked for: {wrong}")
+                continue
+            self._proven = True
             if self.runner.tiles(stage, shape):
                 row.flags = (*row.flags, FLAG_TILED)
             self.runner.ended.add(row.job.key)

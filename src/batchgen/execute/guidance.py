@@ -102,6 +102,10 @@ class GuidanceRules:
             type(guider) is ClassifierFreeGuidance and not guider.config.get("guidance_rescale") for guider in self.guiders.values()
         )
 
+    def beyond_stages(self, job: Job) -> bool:
+        """Whether only the ordinary call can do what the job asks: a second branch beside an embedded scale."""
+        return job.true_cfg_scale is not None and not self.has_guider and self.embeds_scale and "true_cfg_scale" in self.call
+
     def of(self, job: Job) -> JobGuidance:
         asked = job.guidance
         if self.has_guider and job.true_cfg_scale is not None:

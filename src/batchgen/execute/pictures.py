@@ -8,8 +8,15 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from batchgen.errors import RefusedError
+from batchgen.jobs import Job
 
 INPUTS = (("image", "image"), ("last_image", "last_image"), ("mask", "mask_image"))  # a job's field, the blocks' name
+
+
+def read_inputs(job: Job) -> dict[str, Image.Image]:
+    """The job's picture inputs by the blocks' names. Raises RefusedError."""
+    paths = {name: (getattr(job, field), field == "mask") for field, name in INPUTS}
+    return {name: read_picture(path, mask=mask) for name, (path, mask) in paths.items() if path is not None}
 
 
 def read_picture(path: str | Path, *, mask: bool = False) -> Image.Image:

@@ -37,21 +37,18 @@ def to_uint8(product: FloatArray) -> npt.NDArray[np.uint8]:
     return (product * 255).round().astype(np.uint8)
 
 
-def check_size(row: Row, product: FloatArray, settings: Mapping[str, Any]) -> None:
-    """The run stops where a model made another size or length than was asked for: every later one would be wrong too.
+def difference(product: FloatArray, asked: Mapping[str, Any]) -> str | None:
+    """How a product's size, length or channels differ from what was asked for; None where they do not.
 
-    `product` [H, W, C] or [frames, H, W, C]. Raises RunStoppedError with the difference.
+    `product` [H, W, C] or [frames, H, W, C].
     """
     made = {"height": product.shape[-3], "width": product.shape[-2]}
     if product.ndim == 4:
         made["num_frames"] = product.shape[0]
-    wrong = {name: size for name, size in made.items() if settings.get(name) not in (None, size)}
-    if wrong:
-        told = ", ".join(f"{name} {settings[name]} was asked for, {size} came out" for name, size in wrong.items())
-        raise RunStoppedError(
-            f"the model does not make what was asked for: {told} (row {row.job.row}, {row.job.id})",
-            hint="use sizes that the model can make (batchgen check names them), or --snap",
-        )
+    wrong = [f"{name} {asked[name]} was asked for, {size} came out" for name, size in made.items() if asked.get(name) not in (None, size)]
+    if product.shape[-1] not in (3, 4):
+        wrong.append(f"{product.shape[-1]} channels came out")
+    return ", ".join(wrong) or None
 
 
 class Products:

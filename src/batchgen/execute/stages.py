@@ -8,6 +8,7 @@ built around any components, hollow ones too. Knows nothing of jobs, placements 
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,21 +100,25 @@ class Stages:
 
 def build_stages(
     folder: ModelFolder, device: torch.device, dtypes: Mapping[str, torch.dtype], *,
-    components: Mapping[str, Any] | None = None, inputs: Iterable[str] = (),
+    components: Mapping[str, Any] | None = None, inputs: Iterable[str] = (), whole: bool = False,
 ) -> Stages:
     """The stages of a model folder; loads tokenizers and the like, but no weights.
 
     `dtypes`: component -> dtype as planned, for the weightless copies. `components`: objects to use instead of loading (models
     too). `inputs`: what jobs bring besides prompts ("image", "last_image", "mask_image"): stages that need another are left out.
+    `whole`: the ordinary call as one stage, even where blocks could split it.
     """
-    family = find_family(folder.pipeline_class, folder.settings)
+    family = None if whole else find_family(folder.pipeline_class, folder.settings)
     pipeline = _library_class(folder.pipeline_class)
-    call = {key: value for key, value in signature_defaults(pipeline.__call__).items() if key not in _HANDOVER}
+    call = _call_defaults(folder.pipeline_class, tuple(inputs) if family is not None else ())
     given = dict(components or {})
     plain = {name: given[name] if name in given else folder.load_plain(name) for name in folder.entries if name not in folder.models}
     stages = Stages(folder, family, (), call, device, plain)
     if family is None:
         stages.stages = (_whole_pipeline(stages, pipeline),)
+        lacking = sorted(set(inputs) - stages.stages[0].inputs)
+        if lacking:
+            raise ModelError(f"{folder.pipeline_class} takes no {', '.join(lacking)}")
     else:
         stages.stages = _split(stages, family, dtypes, tuple(inputs))
     for name in folder.models:
@@ -127,6 +132,17 @@ def _library_class(name: str) -> type:
     if not isinstance(found, type):
         raise ModelError(f"the installed diffusers has no {name}", hint="upgrade diffusers, or use another model")
     return found
+
+
+def _call_defaults(pipeline_class: str, inputs: Sequence[str]) -> dict[str, Any]:
+    """Parameter -> default of the call that a user would make: with picture inputs, that of the library's sister pipeline, if any."""
+    pipeline = _library_class(pipeline_class)
+    kinds = ("Inpaint",) if "mask_image" in inputs else ("Img2Img", "ImageToVideo") if inputs else ()
+    if kinds and "image" not in inspect.signature(pipeline.__call__).parameters:
+        library = importlib.import_module("diffusers")
+        sisters = (getattr(library, pipeline_class.replace("Pipeline", f"{kind}Pipeline"), None) for kind in kinds)
+        pipeline = next((sister for sister in sisters if isinstance(sister, type)), pipeline)
+    return {key: value for key, value in signature_defaults(pipeline.__call__).items() if key not in _HANDOVER}
 
 
 def _whole_pipeline(stages: Stages, pipeline: type) -> Stage:
@@ -143,8 +159,9 @@ def _whole_pipeline(stages: Stages, pipeline: type) -> Stage:
 def _split(stages: Stages, family: Family, dtypes: Mapping[str, torch.dtype], inputs: tuple[str, ...]) -> tuple[Stage, ...]:
     blocks = _library_class(family.blocks)()
     triggers: dict[str, Any] = dict.fromkeys(("prompt", "negative_prompt", *inputs), True)
-    if "image" in triggers and not any("image" in block.input_names for block in blocks.sub_blocks.values()):
-        raise ModelError(f"{stages.folder.pipeline_class} takes no picture as input")
+    taken = {name for block in blocks.sub_blocks.values() for name in block.input_names}
+    if not taken.issuperset(inputs):
+        raise ModelError(f"{stages.folder.pipeline_class} takes no {', '.join(sorted(set(inputs) - taken))}")
     made = []
     for name, block in blocks.sub_blocks.items():
         pruned = _pruned(block, triggers)
@@ -258,7 +275,7 @@ def join_rows(values: Sequence[Any], device: torch.device) -> Any:
     if isinstance(first, Item):
         return [to_device(item.value, device) for item in values]
     if not isinstance(first, torch.Tensor) or first.dim() == 0:
-        return first
+        return to_device(first, device)
     if len(values) == 1:
         return first.to(device)
     longest = max(value.shape[1] for value in values) if first.dim() > 1 else 0

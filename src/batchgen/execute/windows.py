@@ -60,7 +60,9 @@ def group_rows(rows: Iterable[Row], *, mixes_guidance: bool, apart: bool = True)
     groups: dict[Hashable, list[Row]] = {}
     for row in rows:
         shape = replace(row.shape, guidance=None, true_cfg_scale=None) if mixes_guidance else row.shape
-        groups.setdefault((shape, apart and row.guidance.on), []).append(row)
+        # what cannot be joined must be the same object: rows that were made from the same picture
+        whole = tuple(id(value) for value in row.values.values() if isinstance(value, (list, tuple, dict)))
+        groups.setdefault((shape, apart and row.guidance.on, whole), []).append(row)
     return [(group[0].shape, group) for group in groups.values()]
 
 
