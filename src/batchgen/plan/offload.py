@@ -20,13 +20,14 @@ def base_offload(facts: PlanFacts, draft: Draft) -> tuple[Draft, tuple[Decision,
     size = f"{total:.1f} GiB is {'under' if small else 'at least'} {SMALL_CARD_GB:g}"
     because = f"{size}, so base offload covers {names_text(groups)}"
     numbers = {"total_gb": total, "small_card_gb": SMALL_CARD_GB, "task": facts.profile.task, "fsdp": draft.fsdp}
-    text = f"The least total memory of {size} and the task is {facts.profile.task}: base offload covers {names_text(groups)}."
+    text = f"The least total memory, {size}, and the task is {facts.profile.task}: base offload covers {names_text(groups)}."
     decisions = [Decision.of("base-offload", "plan", ",".join(groups), text, numbers)]
     for name in draft.unset(facts):
         covered = selectors.group_of(name) in groups or (selectors.is_dit_helper(name) and "dit" in groups)
         mode: Mode = "component-offload" if covered else "resident"
         reason = because if covered else f"base offload covers {names_text(groups)} and leaves it on the device"
-        decisions.append(change("base-offload", name, draft, mode, f"{name} ({role(name) or 'no group'}) starts {mode}."))
+        text = f"{name} is {f'of {role(name)}' if role(name) else 'in no group'}: it starts {mode}."
+        decisions.append(change("base-offload", name, draft, mode, text))
         draft = draft.place(name, mode, "default", reason)
     return draft, tuple(decisions)
 

@@ -91,6 +91,46 @@ class StageProfile:
     output_bytes: int  # carried to later stages
     flops: int
     calls: tuple[tuple[str, int], ...] = ()  # component -> forwards per batch
+    tiled: bool = False  # the VAE decodes in tiles, which alters pixels a little
+
+
+@dataclass(frozen=True, slots=True)
+class RehearsedComponent:
+    """What a component weighs as loaded. Blocks stream; what is outside them stays in."""
+
+    name: str
+    weights_bytes: int
+    outside_bytes: int  # weights of no repeated block
+    block_bytes: tuple[int, ...] = ()  # in registration order; empty: nothing to stream
+    parameters: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """A model as rehearsed: its components, and stage profiles for a few shapes and batch sizes."""
+
+    components: tuple[RehearsedComponent, ...]
+    profiles: tuple[StageProfile, ...]
+    notes: tuple[str, ...] = ()  # what stood in for files that are not here
+
+    def component(self, name: str) -> RehearsedComponent:
+        """The component of that name. Raises KeyError."""
+        for part in self.components:
+            if part.name == name:
+                return part
+        raise KeyError(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The list as the fit sees it: how many jobs of each shape."""
+
+    shapes: tuple[tuple[str, int], ...]  # ShapeKey.text -> jobs
+    assumed: bool = False  # no manifest was given
+
+    @property
+    def jobs(self) -> int:
+        return sum(count for _, count in self.shapes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +146,8 @@ class StagePlan:
     peak_bytes: int
     flops: int
     transfer_bytes: int  # per batch
+    tiled: bool = False
+    seconds: float | None = None  # predicted, for all jobs of the shape; None: no rates known for the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +180,7 @@ class Plan:
     window: int | None = None  # jobs a window; None: the executor's default
     prefetch: int = 2  # device buffers of a streamed component
     keep_bytes: tuple[tuple[str, int], ...] = ()  # streamed component -> device memory that its leading blocks may take for good
+    vae_tiling: bool = False  # no decode of one fits otherwise
     model: str = ""
     profile: str = ""
 

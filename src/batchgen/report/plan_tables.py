@@ -38,16 +38,18 @@ def trail_table(plan: Plan) -> Table:
     """The whole trail, in order, each decision with the numbers it compared."""
     table = _table("Trail", ("rule", "subject", "decision", "why", "numbers"))
     for decision in plan.trail:
-        numbers = ", ".join(f"{name} {_number(value)}" for name, value in decision.numbers)
-        _row(table, (decision.rule, decision.subject, decision.decision, decision.text, numbers))
+        numbers = ", ".join(f"{name} {_number(name, value)}" for name, value in decision.numbers)
+        _row(table, (decision.rule, decision.subject, decision.decision.replace(",", ", "), decision.text, numbers))
     return table
 
 
-def _number(value: Number) -> str:
-    if value is None:
+def _number(name: str, value: Number) -> str:
+    if value is None or value == "":
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if name.endswith("_bytes") and isinstance(value, int):
+        return size_text(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -252,3 +252,60 @@ def test_a_component_s_name_cannot_move_the_cursor(capsys: pytest.CaptureFixture
         out = capsys.readouterr().out
         assert "\x1b" not in out
         assert "[bold]" in out
+
+
+def write_part(folder: Path, name: str, file: str, elements: int) -> None:
+    """A component of one bfloat16 tensor of zeros."""
+    header = json.dumps({"w": {"dtype": "BF16", "shape": [elements], "data_offsets": [0, 2 * elements]}}).encode()
+    (folder / name).mkdir(parents=True)
+    (folder / name / "config.json").write_text("{}", encoding="utf-8")
+    (folder / name / file).write_bytes(len(header).to_bytes(8, "little") + header + bytes(2 * elements))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A Z-Image folder of stub weights beside a null part and a part that nobody knows."""
+    root = tmp_path / "Z-Image-Turbo"
+    for name, elements in (("transformer", 8), ("vae", 4), ("brand_new_part", 2)):
+        write_part(root, name, "diffusion_pytorch_model.safetensors", elements)
+    write_part(root, "text_encoder", "model.safetensors", 6)
+    for name, file in (("scheduler", "scheduler_config.json"), ("tokenizer", "tokenizer_config.json")):
+        (root / name).mkdir()
+        (root / name / file).write_text("{}", encoding="utf-8")
+    index = {
+        "_class_name": "ZImagePipeline", "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+        "text_encoder": ["transformers", "Qwen3Model"], "tokenizer": ["transformers", "Qwen2Tokenizer"],
+        "transformer": ["diffusers", "ZImageTransformer2DModel"], "vae": ["diffusers", "AutoencoderKL"],
+        "brand_new_part": ["diffusers", "AutoencoderKL"], "image_encoder": [None, None],
+    }  # fmt: skip
+    (root / "model_index.json").write_text(json.dumps(index), encoding="utf-8")
+    return root
+
+
+def test_a_folder_is_planned_with_the_sizes_of_its_files(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompts.csv").write_text("prompt\na cat\n", encoding="utf-8")
+    plan = planned(capsys, "prompts.csv", "--model", str(folder), "--device-memory", "24", "--policy-only")
+    assert plan["profile"] == "z-image-turbo"
+    assert {name: placement["bytes"] for name, placement in plan["placements"].items()} == {
+        "text_encoder": 12, "transformer": 16, "vae": 8, "brand_new_part": 4,
+    }  # fmt: skip
+    # So little fits twice into anything.
+    assert {placement["mode"] for placement in plan["placements"].values()} == {"resident"}
+    assert {placement["by"] for name, placement in plan["placements"].items() if name == "transformer"} == {"size"}
+
+
+def test_a_profile_may_be_put_over_a_folder(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    plan = planned(capsys, "--model", str(folder), "--profile", "mova", "--device-memory", "24", "--policy-only")
+    assert plan["profile"] == "mova"
+    assert "brand_new_part" in plan["placements"]
+
+
+def test_a_broken_folder_is_not_planned_from_a_profile(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    (folder / "vae" / "diffusion_pytorch_model.safetensors").unlink()
+    assert "vae" in refused(capsys, "--model", str(folder), "--device-memory", "24", "--policy-only")
+
+
+def test_planning_writes_nothing(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
+    before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
+    planned(capsys, "--model", str(folder), "--device-memory", "24", "--policy-only")
+    assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before

@@ -18,7 +18,7 @@ from batchgen.inventory.profiles import ProfileError, all_profiles, find_profile
 from batchgen.inventory.records import ComponentFacts, ModelFacts
 
 FAMILIES = json.loads((Path(__file__).parents[2] / "cases" / "deployments.json").read_text(encoding="utf-8"))
-OWN = {"builtin", "generic-image", "generic-video"}
+OWN = {"builtin", "generic-image", "generic-video", "flux-2", "hunyuan-video-1.5", "ltx"}
 # What a field is when the published facts leave it out.
 LEFT_OUT: dict[str, Any] = {
     "uses_cfg": False, "dit_layerwise_offload_modes": [], "keep_resident_min_available_gb": None, "keep_resident_components": ["vae"],
@@ -93,10 +93,11 @@ def test_a_model_id_finds_its_family_letter_case_aside(model: str, name: str) ->
         (found("SanaWMPipeline"), "sana-wm"),
         (found("Cosmos3OmniPipeline"), "cosmos3-super"),
         (found("PixArtSigmaPipeline"), "generic-image"),
-        (found("HunyuanVideo15Pipeline"), "generic-video"),
+        (found("HunyuanVideo15Pipeline"), "hunyuan-video-1.5"),
+        (found("MochiPipeline"), "generic-video"),
         (found("CogVideoXPipeline"), "generic-video"),
         (found("Kandinsky5T2VPipeline"), "generic-video"),
-        (found("LTXPipeline"), "generic-video"),
+        (found("LTXPipeline"), "ltx"),
         (found(None), "generic-image"),
         (found("ZImagePipeline", source="builtin", kind="builtin"), "builtin"),
     ],
