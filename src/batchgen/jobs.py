@@ -107,8 +107,11 @@ class Job:
         return cls(**fields)
 
 
+_canonical = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode
+
+
 def _digest(value: object) -> str:
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    text = _canonical(value)
     # surrogatepass: a lone surrogate in a prompt is a manifest fault, but hashing must not be what finds it
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 

@@ -5,7 +5,6 @@ Only a fast road to what `RowStream.entries` finds: a chunk it cannot vouch for 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -169,15 +168,13 @@ class Bulk:
         if not shaping:
             return ((self._read(layout, chunk, 0, ()), chunk.lines),)
         settings = list(zip(*shaping, strict=True))
-        counts = Counter(settings)
-        if len(counts) > max(64, len(settings) // 8):
-            raise _RefusedError
-        if len(counts) == 1:
+        lines: dict[tuple[object, ...], list[int]] = {key: [] for key in set(settings)}
+        if len(lines) == 1:
             return ((self._read(layout, chunk, 0, settings[0]), chunk.lines),)
-        lines: dict[tuple[object, ...], list[int]] = {key: [] for key in counts}
         for key, line in zip(settings, chunk.lines, strict=True):
             lines[key].append(line)
-        return tuple((self._read(layout, chunk, settings.index(key), key), lines[key]) for key in counts)
+        first = dict(zip(reversed(settings), range(len(settings) - 1, -1, -1), strict=True))
+        return tuple((self._read(layout, chunk, first[key], key), found) for key, found in lines.items())
 
     def _read(self, layout: Layout, chunk: Chunk, place: int, key: tuple[object, ...]) -> Row:
         known = self._rows.get((layout.header, *key))

@@ -39,6 +39,9 @@ class _Maker:
         self.options = options
         self._absolute = stream.rows.absolute
         self._template: Template = parse_template(options.name_template, extension=options.extension)
+        known = {column.name for column in COLUMNS}
+        wanted = self._template.fields - {"index", "id", "model", "prompt", "slug", "seed", "k"}
+        self._columns, self._extra = wanted & known, wanted - known
         self._names = None if self._template.counts_rows else Names()
         self._seen: dict[bytes, int] = {}
         self._pixels = dict(options.pixel_settings)
@@ -54,7 +57,7 @@ class _Maker:
         if source == "option":
             pixels["seed"] = str(seed)
         pictures = pictures_of(row)
-        fields = self._name_fields(index, row, str(name)) if self._template.fields else {}
+        fields = self._name_fields(index, row, str(name))
         typed: Any = {field: settings[field] for field in SETTINGS}
         inputs: Any = {field: self._absolute(str(said[field])) for field in ("image", "last_image", "mask") if field in said}
         for k in range(pictures):
@@ -86,7 +89,9 @@ class _Maker:
         return seed_from_row(digest, occurrence), "identity"
 
     def _name_fields(self, index: int, row: Row, name: str) -> dict[str, object]:
-        fields: dict[str, object] = {column.name: row.settings.get(column.name, row.said.get(column.name)) for column in COLUMNS}
-        fields.update((field_name(heading), value) for heading, value in row.extra if field_name(heading) not in fields)
-        fields.update(index=index, id=name, model=self.options.model_name)
+        fields: dict[str, object] = {"index": index, "id": name, "model": self.options.model_name, "prompt": row.said["prompt"]}
+        for field in self._columns:
+            fields[field] = row.settings.get(field, row.said.get(field))
+        if self._extra:
+            fields.update((field, value) for heading, value in row.extra if (field := field_name(heading)) in self._extra)
         return fields

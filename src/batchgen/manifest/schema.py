@@ -6,10 +6,11 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from batchgen.errors import Fault, UsageError
 from batchgen.manifest import values
-from batchgen.manifest.columns import BY_NAME, Layout, match_header
+from batchgen.manifest.columns import COLUMNS, Layout, match_header
 from batchgen.manifest.objects import as_json
 from batchgen.manifest.options import INPUTS, ManifestOptions
 from batchgen.manifest.rows import Cells
@@ -40,6 +41,7 @@ class RowReader:
         self.defaults, self.snapped_defaults = _defaults(options)
         self._folder = folder
         self._comma = decimal_comma
+        self._read = self._readers()
         self._layouts: dict[tuple[str, ...], tuple[Layout, tuple[Fault, ...]]] = {}
 
     def layout(self, header: tuple[str, ...], line: int | None) -> tuple[Layout, tuple[Fault, ...]]:
@@ -64,7 +66,7 @@ class RowReader:
         for field, place in layout.fields:
             cell = cells[place] if place < len(cells) else None
             try:
-                value = self._value(field, cell)
+                value = self._read[field](cell)
             except values.Problem as problem:
                 fault(field, cell, problem.message, problem.fix, problem.kind)
                 said[field] = None  # said, though wrongly: nothing else may complain that it is missing
@@ -72,7 +74,7 @@ class RowReader:
             if value is None:
                 continue
             if field == "size":
-                said["width"], said["height"] = value  # type: ignore[misc]
+                said["width"], said["height"] = value
             else:
                 said[field] = value
         if "prompt" not in said:
@@ -99,23 +101,19 @@ class RowReader:
             settings["num_frames"] = settings["fps"] = None
         return Row(line, said, settings, tuple(snapped), extra), []
 
-    def _value(self, field: str, cell: object) -> object:
-        kind = BY_NAME[field].kind
-        if kind in ("prompt", "text", "path"):
-            value: object = values.text(cell)
-            if kind == "path" and isinstance(value, str):
-                value = value.strip()
-        elif kind == "id":
-            value = values.identifier(cell)
-        elif kind == "seed":
-            value = values.seed(cell)
-        elif kind == "integer":
-            value = values.integer(cell)
-        elif kind == "size":
-            value = values.size(cell)
-        else:
-            value = values.number(cell, high=1.0 if kind == "unit" else float("inf"), decimal_comma=self._comma())
-        return value
+    def _number(self, cell: object) -> float | None:
+        return values.number(cell, decimal_comma=self._comma())
+
+    def _unit(self, cell: object) -> float | None:
+        return values.number(cell, high=1.0, decimal_comma=self._comma())
+
+    def _readers(self) -> dict[str, Callable[[object], Any]]:
+        """How the cells of each known column are read."""
+        kinds: dict[str, Callable[[object], Any]] = {
+            "prompt": values.text, "text": values.text, "path": values.path, "id": values.identifier, "seed": values.seed,
+            "integer": values.integer, "size": values.size, "number": self._number, "unit": self._unit,
+        }
+        return {column.name: kinds[column.kind] for column in COLUMNS}
 
     def _check_input(self, field: str, said: dict[str, object], fault: Callable[[str, object, str, str, str], None]) -> None:
         value = said[field]

@@ -61,6 +61,12 @@ def text(cell: object) -> str | None:
     return cell if cell.strip() else None
 
 
+def path(cell: object) -> str | None:
+    """A path as written, trimmed at the ends."""
+    value = text(cell)
+    return None if value is None else value.strip()
+
+
 def identifier(cell: object) -> str | None:
     """An id: text as it stands, trimmed at the ends, or a JSON number as written."""
     if isinstance(cell, str):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from batchgen.errors import UsageError
@@ -33,17 +33,8 @@ class Template:
 
     text: str
     parts: tuple[tuple[str, str | None, str], ...]
-
-    @property
-    def fields(self) -> frozenset[str]:
-        return frozenset(field for _, field, _ in self.parts if field is not None)
-
-    @property
-    def counts_rows(self) -> bool:
-        """Whether two rows can never share a name: it begins with the row's index, set off from what follows."""
-        if not self.parts or self.parts[0][1] != "index" or "seed" in self.fields:
-            return False
-        return len(self.parts) > 1 and self.parts[1][1] is None and not self.parts[1][0][0].isdigit()
+    fields: frozenset[str]
+    counts_rows: bool  # two rows can never share a name: it begins with the row's index, set off from what follows
 
 
 def field_name(heading: str) -> str:
@@ -75,7 +66,12 @@ def parse_template(text: str, *, extension: str = "", columns: Collection[str] |
             raise _bad(text, f"format {spec!r} of {{{name}}}", "only whole numbers take one, like {index:06d}")
         parts.append(("", name, spec))
     _check_literals(text, parts)
-    return Template(text, tuple(parts))
+    fields = frozenset(field for _, field, _ in parts if field is not None)
+    return Template(text, tuple(parts), fields, _counts_rows(parts) and "seed" not in fields)
+
+
+def _counts_rows(parts: Sequence[tuple[str, str | None, str]]) -> bool:
+    return len(parts) > 1 and parts[0][1] == "index" and parts[1][1] is None and not parts[1][0][0].isdigit()
 
 
 def _check_literals(text: str, parts: Collection[tuple[str, str | None, str]]) -> None:

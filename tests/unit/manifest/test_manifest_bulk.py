@@ -71,7 +71,7 @@ def tables(draw: st.DrawFn) -> list[list[str]]:
     return [names, *draw(st.lists(st.tuples(*(cells[name] for name in names)).map(list), min_size=1, max_size=8))]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tables())
 def test_of_a_csv_file(tmp_path: Path, table: list[list[str]]) -> None:
     path = tmp_path / "a.csv"
@@ -80,7 +80,7 @@ def test_of_a_csv_file(tmp_path: Path, table: list[list[str]]) -> None:
     compare(path)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.fixed_dictionaries({"prompt": JSON_CELLS["prompt"]}, optional={n: c for n, c in JSON_CELLS.items() if n != "prompt"}), min_size=1, max_size=8))
 def test_of_a_jsonl_file(tmp_path: Path, rows: list[dict[str, object]]) -> None:
     path = tmp_path / "a.jsonl"
