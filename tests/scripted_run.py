@@ -1,6 +1,6 @@
 """A whole run with the scripted engine as one process that tests can kill: `python scripted_run.py SPEC.json`.
 
-SPEC: folder, jobs (count or list of ids), script, and any of workers, batch_size, window, hang_seconds, retry_failed, verify,
+SPEC: folder, jobs (count or list of ids), script, and any of fields (of every job), workers, batch_size, window, hang_seconds, retry_failed, verify,
 overwrite, mode, max_hours, max_worker_bytes, factory. Exits as the command line does; prints the result as JSON.
 """
 
@@ -53,7 +53,7 @@ def run(spec: dict[str, Any]) -> RunResult:
     with folder.lock():
         journal, _ = open_journal(folder, mode=spec.get("mode"))
         with journal:
-            journal.ingest(make_jobs(spec["jobs"]))
+            journal.ingest(make_jobs(spec["jobs"], **spec.get("fields", {})))
             request = RunRequest(
                 folder, journal, engine_settings(folder, spec.get("script", {}), overwrite=spec.get("overwrite", False)),
                 make_plan(spec.get("batch_size", 1), spec.get("window")), workers=spec.get("workers", 1),
