@@ -48,7 +48,7 @@ def judge(path: Path, key: str) -> tuple[Verdict, dict[str, object] | None]:
             return "absent", None
         state = condition(path)
     except (FileNotFoundError, NotADirectoryError):
-        return "absent", None
+        return ("foreign" if path.is_symlink() else "absent"), None  # a link to nothing takes the name too
     settings = read_settings(path)
     if settings is not None and settings["key"] == key:
         return ("ours", settings) if state == "whole" else ("damaged", None)
