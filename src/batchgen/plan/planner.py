@@ -12,12 +12,13 @@ from batchgen.plan.explicit import explicit_placements
 from batchgen.plan.keep_resident import find_threshold, keep_all_twice_over, keep_by_threshold, threshold
 from batchgen.plan.layerwise import layerwise_defaults, layerwise_dit
 from batchgen.plan.offload import base_offload, memory_rest, unset_resident
+from batchgen.plan.profile import profile
 from batchgen.plan.records import PERFORMANCE_MODES, PerformanceMode, Placement, Plan, PlanFacts
 from batchgen.plan.replicas import replicas
 from batchgen.plan.sharding import automatic_sharding, requested_sharding
 from batchgen.plan.trail import Trail
 
-_FIRST: tuple[Rule, ...] = (threshold, explicit_placements, requested_sharding)
+_FIRST: tuple[Rule, ...] = (profile, threshold, explicit_placements, requested_sharding)
 _BY_MODE: dict[str, tuple[Rule, ...]] = {
     "manual": (unset_resident,),
     "speed": (unset_resident, automatic_sharding),

@@ -113,7 +113,7 @@ def test_show_residency_prints_every_component_with_who_decided_and_why(capsys: 
 def test_explain_prints_the_trail_in_order(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "--policy-only", "--device-memory", "24", "--explain"]) == 0
     out = capsys.readouterr().out
-    rules = ["threshold", "base-offload", "layerwise-defaults", "layerwise-dit", "fsdp", "keep-resident", "twice-over", "replicas"]
+    rules = ["profile", "threshold", "base-offload", "layerwise-defaults", "layerwise-dit", "fsdp", "keep-resident", "twice-over", "replicas"]
     starts = [out.index(f"\n{rule} ") for rule in rules]
     assert starts == sorted(starts)
 

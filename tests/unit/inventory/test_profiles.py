@@ -16,6 +16,7 @@ from batchgen.errors import UsageError
 from batchgen.inventory import profiles
 from batchgen.inventory.profiles import ProfileError, all_profiles, find_profile, named_profile, read_profile
 from batchgen.inventory.records import ComponentFacts, ModelFacts
+from batchgen.plan import selectors
 
 FAMILIES = json.loads((Path(__file__).parents[2] / "cases" / "deployments.json").read_text(encoding="utf-8"))
 OWN = {"builtin", "generic-image", "generic-video", "flux-2", "hunyuan-video-1.5", "ltx"}
@@ -198,3 +199,7 @@ def test_shipped_files_have_no_key_that_says_what_holds_anyway() -> None:
     for path in (profiles.config_dir() / "models").glob("*.toml"):
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
         assert not [key for key, value in LEFT_OUT.items() if key != "models" and key in raw and raw[key] == value], path.name
+
+
+def test_profiles_and_selectors_mean_the_same_groups() -> None:
+    assert profiles.GROUPS == selectors.GROUPS

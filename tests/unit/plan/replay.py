@@ -107,10 +107,15 @@ class _Machine:
         expected = [rule for rule in asked if rule != "fsdp" or not early]
         if [rule for rule in said if rule in expected] != expected:
             raise Broken(f"{expected} should have spoken, {said} did")
+        if ("profile", "profile") not in self.result.answers:
+            raise Broken("nobody said which profile holds")
         if self.announced:
             raise Broken("the layerwise rule announced more components than it spoke of")
         if set(self.result.modes) != set(self.components) or self.result.threshold is None or self.result.replicas is None:
             raise Broken("something was left open")
+
+    def ask_profile(self, n: Numbers) -> str:
+        return str(n["name"])
 
     # The user's options.
 

@@ -62,6 +62,8 @@ TRAIL = """
 Trail
 rule            subject       decision  why                                          numbers
 ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+profile         profile       z-image   Profile z-image speaks for this model:       name z-image, matched given by the caller,
+                                        given by the caller.                         task image
 threshold       threshold     never     Your threshold (never) holds.                user_gb never, model_gb 30, task_gb 45,
                                                                                      global_gb 120
 unset-resident  plan          resident  Manual mode keeps what is not named on the   platform cuda, performance_mode manual
