@@ -27,7 +27,7 @@ def as_it_is(model: Path) -> None: ...
 CASES: list[tuple[str, str, Callable[[Path], None], list[str], list[str]]] = [
     # name, manifest, what is done to the model, other arguments, words of the message
     ("a missing manifest", "", as_it_is, ["absent.csv", "--model", "model"], ["absent.csv"]),
-    ("an unknown column near a known one", "promt,width\na ring,64\n", as_it_is, [], ["'promt'", "prompt"]),
+    ("an unknown column near a known one", "promt,width\na ring,64\n", as_it_is, [], ["promt", "'prompt'"]),
     ("a bad number", "prompt,steps\na ring,many\n", as_it_is, [], ["list.csv:2:steps", "many"]),
     ("an unknown model folder", GOOD, as_it_is, ["list.csv", "--model", "./no-such-model"], ["no-such-model"]),
     ("an empty model_index.json", GOOD, empty_index, [], ["model_index.json", "empty"]),

@@ -5,21 +5,19 @@ Order matters: everything that can be refused is refused before anything is writ
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
-
-from rich.console import Console, RenderableType
+from typing import TextIO
 
 from batchgen import manifest
 from batchgen.cli.check import manifest_file
+from batchgen.cli.finishing import finish, learn_from, print_tables
+from batchgen.cli.fitting import Shapes, rehearse_and_fit
 from batchgen.cli.request import (
     Facts,
     RenderRequest,
@@ -37,19 +35,23 @@ from batchgen.execute.process import WorkerProcess, prewarm
 from batchgen.execute.stopping import next_time
 from batchgen.execute.supervisor import HANG_SECONDS, RunRequest, RunResult, run_jobs
 from batchgen.inventory import device, model
+from batchgen.inventory.host import host_memory
 from batchgen.inventory.model import ModelOptions
 from batchgen.inventory.profiles import find_profile
 from batchgen.journal import Journal
-from batchgen.outputs.files import atomic_write, disk_errors
+from batchgen.outputs.files import disk_errors
+from batchgen.plan.fit import FitOptions
 from batchgen.plan.planner import make_plan
-from batchgen.plan.records import Plan, PlanFacts
+from batchgen.plan.records import PlanFacts
+from batchgen.plan.trail import Decision
 from batchgen.reconcile import open_journal
-from batchgen.report import tables
-from batchgen.report.jobs_csv import write_jobs_csv
-from batchgen.report.plan_tables import residency_table, trail_table
+from batchgen.report.plan_tables import trail_table
 from batchgen.report.progress import Display, DownloadLines, Pace, open_display
 from batchgen.report.summary import Summary
 from batchgen.runfolder import RunFolder
+from batchgen.units import size_text
+
+SMALL_SHARE = 8  # on the CPU: a model whose weights fit this many times is not rehearsed
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +70,14 @@ class Outcome:
         return EXIT_SOME_FAILED if self.skipped_rows and self.result.exit_code == EXIT_DONE else self.result.exit_code
 
 
-def render(request: RenderRequest) -> Outcome:
-    """Carries a run out and prints its tables. Raises BatchgenError for all that stops it; the tables are written even then."""
+def render(request: RenderRequest, worker: WorkerProcess | None = None) -> Outcome:
+    """Carries a run out and prints its tables. Raises BatchgenError for all that stops it; the tables are written even then.
+
+    `worker`: one that was started before this module was loaded, so that its imports overlap ours.
+    """
     folder_path = Path(request.run.output) if request.run.output is not None else default_folder(request.manifest, request.model)
     with ExitStack() as stack:
-        worker = stack.enter_context(_early_worker())
+        worker = stack.enter_context(_ended_on_error(worker or prewarm()))
         request = replace(request, model_options=_same_revision(request, folder_path))
         facts = gather(request)
         options = manifest_options(request, facts)
@@ -83,6 +88,7 @@ def render(request: RenderRequest) -> Outcome:
         note = _notes(request.run)
         for line in (*facts.model.notes, *map(str, checked.warnings)):
             note(line)
+        facts = fitted(request, facts, checked, note)
         folder = RunFolder.open(folder_path, manifest_path=_kept(request.manifest, path, folder_path), new=request.run.new)
         pixels = pixel_settings(request, facts)
         folder.check_pixel_settings(pixels)
@@ -106,14 +112,34 @@ def render(request: RenderRequest) -> Outcome:
 def gather(request: RenderRequest) -> Facts:
     """Devices, model, profile and plan. Raises ModelError, UsageError, PlanRefusedError."""
     platform, devices = device.probe(request.run.devices or None)
-    if reserve := request.run.reserve_device_bytes:
-        devices = tuple(replace(part, available_bytes=max(0, part.available_bytes - reserve)) for part in devices)
     found = model.resolve(
         request.model, request.model_options, platform=platform, on_progress=DownloadLines(request.model, quiet=request.run.quiet),
     )
     profile = find_profile(found)
     plan = make_plan(PlanFacts(found, profile, platform, devices, request.overrides))
     return Facts(found, profile, platform, devices, plan)
+
+
+def fitted(request: RenderRequest, facts: Facts, checked: manifest.ManifestSummary, note: Callable[[str], None]) -> Facts:
+    """The facts with the plan that fits the manifest's shapes. Raises PlanRefusedError.
+
+    On the CPU a model far smaller than the memory is not rehearsed: no placement depends on it, and a rehearsal takes as long as loading.
+    """
+    plan, available = facts.plan, facts.plan.devices[0].available_bytes
+    weights = sum(part.bytes_as_loaded or 0 for part in facts.model.components)
+    if facts.platform == "cpu" and SMALL_SHARE * weights < available:
+        numbers = {"weights_bytes": weights, "available_bytes": available, "share": SMALL_SHARE}
+        text = f"Not rehearsed: on the CPU {size_text(weights)} of weights are little beside {size_text(available)} of memory."
+        return replace(facts, plan=replace(plan, trail=plan.trail.add([Decision.of("rehearsal", "plan", "no", text, numbers)])))
+    host = host_memory()[1]
+    options = FitOptions(
+        reserve_bytes=request.run.reserve_device_bytes,
+        host_available_bytes=host if request.run.host_memory_bytes is None else min(host, request.run.host_memory_bytes),
+    )
+    shapes = Shapes(tuple((count.shape, count.jobs) for count in checked.shapes))
+    planning = PlanFacts(facts.model, facts.profile, facts.platform, facts.devices, request.overrides)
+    trusted = request.model_options.trust_remote_code
+    return replace(facts, plan=rehearse_and_fit(plan, planning, shapes, options, note=note, trust_remote_code=trusted))
 
 
 def _same_revision(request: RenderRequest, folder_path: Path) -> ModelOptions:
@@ -129,9 +155,8 @@ def _same_revision(request: RenderRequest, folder_path: Path) -> ModelOptions:
 
 
 @contextmanager
-def _early_worker() -> Iterator[WorkerProcess]:
-    """A worker that imports while the manifest is checked; ended if the run is refused."""
-    worker = prewarm()
+def _ended_on_error(worker: WorkerProcess) -> Iterator[WorkerProcess]:
+    """The early worker; ended if the run is refused."""
     try:
         yield worker
     except BaseException:
@@ -183,6 +208,7 @@ def _carry_out(
             finish(folder, journal, facts.plan, summary, seconds=time.monotonic() - started, stream=sys.stdout)
         raise
     finish(folder, journal, facts.plan, summary, seconds=result.seconds, stream=sys.stdout)
+    learn_from(facts, summary)
     if result.stopped_by is not None:
         left = result.counts["pending"]
         print(f"stopped by --{result.stopped_by}; {left} jobs are left. The same command goes on from here.", file=sys.stderr)
@@ -225,47 +251,3 @@ def _listener(summary: Summary, display: Display, events: TextIO | None, started
                 events.write(event_line(event, time.monotonic() - started) + "\n")
 
     return listen
-
-
-def finish(folder: RunFolder, journal: Journal, plan: Plan, summary: Summary, *, seconds: float, stream: TextIO) -> None:
-    """Writes the tables to the run folder and prints them."""
-    failures = [
-        (group.kind or group.state, f"{group.stage}: {group.reason}" if group.stage else group.reason, group.count)
-        for group in journal.failures_by_reason()
-    ]
-    skipped = journal.skipped()
-    failures += [("invalid row", reason, count) for reason, count in Counter(reason for _, _, reason in skipped).items()]
-    residency: list[RenderableType | None] = [residency_table(plan)]
-    timings: list[RenderableType | None] = [
-        tables.component_table(summary, plan), tables.stage_table(summary), tables.decision_table(summary), tables.failure_table(failures),
-        tables.totals_line(summary, seconds=seconds),
-    ]
-    _write(folder.tables / "residency.txt", tables.as_text([*residency, trail_table(plan)]))
-    _write(folder.tables / "timings.txt", tables.as_text(timings))
-    atomic_write(folder.tables / "jobs.csv", lambda handle: _discard(write_jobs_csv(lambda: _rows(journal), handle)), overwrite=True)
-    print_tables([*residency, *timings, f"{folder.outputs}"], stream)
-
-
-def _rows(journal: Journal) -> Iterator[dict[str, Any]]:
-    """Every job, then the rows that became none."""
-    yield from journal.rows()
-    for line, name, reason in journal.skipped():
-        yield {"row": line, "id": name, "state": "failed", "kind": "invalid row", "reason": reason}
-
-
-def _discard(_: object) -> None:
-    return None
-
-
-def _write(path: Path, text: str) -> None:
-    atomic_write(path, text.encode("utf-8"), overwrite=True)
-
-
-def print_tables(parts: Sequence[RenderableType | None], stream: TextIO) -> None:
-    """The parts to a terminal in its width and colours, or as plain text of TEXT_WIDTH columns."""
-    if stream.isatty():
-        tables.print_parts(parts, Console(file=stream, markup=False, highlight=False, emoji=False))
-    else:
-        width = int(os.environ.get("COLUMNS", "0") or 0) or tables.TEXT_WIDTH
-        stream.write(tables.as_text(parts, width=width))
-        stream.flush()

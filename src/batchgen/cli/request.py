@@ -121,7 +121,7 @@ def engine_settings(request: RenderRequest, facts: Facts, folder: RunFolder) -> 
         ),
         trust_remote_code=request.model_options.trust_remote_code, allow_pickle=request.model_options.allow_pickle,
         host_memory_bytes=run.host_memory_bytes, reserve_device_bytes=run.reserve_device_bytes, threads=run.threads,
-        vae_tiling=run.vae_tiling,
+        vae_tiling=run.vae_tiling or facts.plan.vae_tiling,
     )
 
 

@@ -41,9 +41,12 @@ def command(
             hint="Name a hub id or a folder, e.g. --model Qwen/Qwen-Image; --model builtin needs no download. "
             "BATCHGEN_MODEL or `model = ...` in batchgen.toml does as well.",
         )
-    # What follows loads the journal, the supervisor and the tables, which --help needs none of.
+    # The worker takes seconds to import torch and diffusers: it begins before anything else is loaded.
+    from batchgen.execute.process import prewarm
+
+    worker = prewarm()
     from batchgen.cli.rendering import render
     from batchgen.cli.request import RenderRequest
 
     request = RenderRequest(manifest, model, model_options, overrides, manifest_options, run, tuple(resolved_settings(context)))
-    return render(request).exit_code
+    return render(request, worker).exit_code

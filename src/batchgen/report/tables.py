@@ -82,19 +82,35 @@ def component_table(summary: Summary, plan: Plan) -> Table:
     return table
 
 
-def stage_table(summary: Summary) -> Table:
-    """Per stage: batches, rows computed, jobs served, seconds and its share of all stages' time."""
+def predicted_per_job(plan: Plan) -> dict[str, float]:
+    """Stage -> predicted seconds a job, over all shapes of the list. Empty where nothing was rehearsed or no rates are known."""
+    night = next((dict(decision.numbers) for decision in plan.trail if decision.rule == "predict"), {})
+    jobs = night.get("jobs")
+    found: dict[str, float] = {}
+    if isinstance(jobs, int) and jobs > 0:
+        for stage in plan.stages:
+            if stage.seconds is not None:
+                found[stage.name] = found.get(stage.name, 0.0) + stage.seconds / jobs
+    return found
+
+
+def stage_table(summary: Summary, plan: Plan) -> Table:
+    """Per stage: batches, rows computed, jobs served, seconds, measured beside predicted, and its share of all stages' time."""
+    predicted = predicted_per_job(plan)
     streamed = any(stage.streamed_bytes for stage in summary.stages.values())
     table = _table(
         "Stages",
         [("stage", False), ("batches", True), ("largest", True), ("rows", True), ("jobs", True), ("time", True), ("per job", True),
-         ("share", True), *([("streamed", True)] if streamed else [])],
+         *([("predicted", True)] if predicted else []), ("share", True), *([("streamed", True)] if streamed else [])],
     )
     total = summary.stage_seconds
     for name, stage in summary.stages.items():
         share = f"{100 * stage.seconds / total:.0f} %" if total else "–"
         each = f"{stage.seconds / stage.jobs:.2f} s" if stage.jobs else "–"
-        cells = [name, stage.batches, stage.largest_batch, stage.rows, stage.jobs, _seconds(stage.seconds), each, share]
+        cells = [name, stage.batches, stage.largest_batch, stage.rows, stage.jobs, _seconds(stage.seconds), each]
+        if predicted:
+            cells.append(f"{predicted[name]:.2f} s" if name in predicted else "–")
+        cells.append(share)
         _row(table, [*cells, _bytes(stage.streamed_bytes)] if streamed else cells)
     return table
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,8 @@ from batchgen.events import (
     WorkerReady,
 )
 from batchgen.inventory.records import DeviceFacts
-from batchgen.plan.records import Placement, Plan
-from batchgen.plan.trail import Trail
+from batchgen.plan.records import Placement, Plan, StagePlan
+from batchgen.plan.trail import Decision, Trail
 from batchgen.report import tables
 from batchgen.report.summary import Summary
 from batchgen.units import GIB, MIB
@@ -74,7 +75,7 @@ def parts() -> dict[str, RenderableType | None]:
     counted = summary()
     return {
         "components": tables.component_table(counted, plan()),
-        "stages": tables.stage_table(counted),
+        "stages": tables.stage_table(counted, plan()),
         "decisions": tables.decision_table(counted),
         "failures": tables.failure_table(tables.summary_failures(counted)),
     }
@@ -107,6 +108,17 @@ def test_sums_count_every_worker_and_only_final_failures() -> None:
     assert (counted.components["transformer"].calls, counted.components["text_encoder"].moves_in) == (100, 1)
     assert (counted.stages["text_encoder"].rows, counted.stages["text_encoder"].jobs) == (3, 4)
     assert counted.stages["denoise"].streamed_bytes == 80 * GIB
+
+
+def test_predicted_stands_beside_measured() -> None:
+    night = Decision.of("predict", "plan", "100 jobs", "text", {"jobs": 100})
+    stages = tuple(StagePlan("denoise", shape, ("transformer",), 4, 1, 1, 1, 1, 1, seconds=seconds) for shape, seconds in (("a", 1500.0), ("b", 500.0)))
+    planned = replace(plan(), stages=stages, trail=Trail((night,)))
+    assert tables.predicted_per_job(planned) == {"denoise": pytest.approx(20.0)}
+    text = tables.as_text([tables.stage_table(summary(), planned)], width=80)
+    assert "predicted" in text
+    assert "20.00 s" in text
+    assert tables.predicted_per_job(plan()) == {}
 
 
 def test_no_failures_and_no_decisions_make_no_table() -> None:

@@ -1,0 +1,82 @@
+"""The end of a run: its tables, on stdout and in the run folder."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console, RenderableType
+
+from batchgen.cli.request import Facts
+from batchgen.inventory import catalogue
+from batchgen.journal import Journal
+from batchgen.outputs.files import atomic_write
+from batchgen.plan.records import Plan
+from batchgen.rehearsal import cache, learned
+from batchgen.report import tables
+from batchgen.report.fit_tables import stages_table
+from batchgen.report.jobs_csv import write_jobs_csv
+from batchgen.report.plan_tables import residency_table, trail_table
+from batchgen.report.summary import Summary
+from batchgen.runfolder import RunFolder
+
+
+def finish(folder: RunFolder, journal: Journal, plan: Plan, summary: Summary, *, seconds: float, stream: TextIO) -> None:
+    """Writes the tables to the run folder and prints them."""
+    failures = [
+        (group.kind or group.state, f"{group.stage}: {group.reason}" if group.stage else group.reason, group.count)
+        for group in journal.failures_by_reason()
+    ]
+    skipped = journal.skipped()
+    failures += [("invalid row", reason, count) for reason, count in Counter(reason for _, _, reason in skipped).items()]
+    residency: list[RenderableType | None] = [residency_table(plan), stages_table(plan) if plan.stages else None]
+    timings: list[RenderableType | None] = [
+        tables.component_table(summary, plan), tables.stage_table(summary, plan), tables.decision_table(summary),
+        tables.failure_table(failures), tables.totals_line(summary, seconds=seconds),
+    ]
+    _write(folder.tables / "residency.txt", tables.as_text([*residency, trail_table(plan)]))
+    _write(folder.tables / "timings.txt", tables.as_text(timings))
+    atomic_write(folder.tables / "jobs.csv", lambda handle: _discard(write_jobs_csv(lambda: _rows(journal), handle)), overwrite=True)
+    print_tables([*residency, *timings, f"{folder.outputs}"], stream)
+
+
+def learn_from(facts: Facts, summary: Summary) -> None:
+    """Keeps the share of the card's rate that each stage reached, for the next plan's times. Where no rates are known: nothing."""
+    if facts.platform != "cuda" or not facts.plan.stages:
+        return
+    name = facts.devices[0].name
+    rates = catalogue.rates_of(name)
+    if rates is None:
+        return
+    seconds = {stage: use.seconds for stage, use in summary.stages.items()}
+    rows = {stage: use.rows for stage, use in summary.stages.items()}
+    shown = learned.shown_by(facts.plan, rates.dense_bf16_flops, seconds, rows)
+    learned.learn(cache.cache_dir(os.environ), name, facts.model.pipeline_class or "", shown)
+
+
+def _rows(journal: Journal) -> Iterator[dict[str, Any]]:
+    """Every job, then the rows that became none."""
+    yield from journal.rows()
+    for line, name, reason in journal.skipped():
+        yield {"row": line, "id": name, "state": "failed", "kind": "invalid row", "reason": reason}
+
+
+def _discard(_: object) -> None:
+    return None
+
+
+def _write(path: Path, text: str) -> None:
+    atomic_write(path, text.encode("utf-8"), overwrite=True)
+
+
+def print_tables(parts: Sequence[RenderableType | None], stream: TextIO) -> None:
+    """The parts to a terminal in its width and colours, or as plain text of TEXT_WIDTH columns."""
+    if stream.isatty():
+        tables.print_parts(parts, Console(file=stream, markup=False, highlight=False, emoji=False))
+    else:
+        width = int(os.environ.get("COLUMNS", "0") or 0) or tables.TEXT_WIDTH
+        stream.write(tables.as_text(parts, width=width))
+        stream.flush()
