@@ -12,7 +12,8 @@ import click
 
 from batchgen.cli.model_options import model_options
 from batchgen.cli.placement_options import placement_options
-from batchgen.errors import ModelError, UsageError
+from batchgen.cli.workload_options import WorkloadOptions, shapes_to_plan, workload_options
+from batchgen.errors import ModelError, PlanRefusedError, UsageError
 from batchgen.inventory import catalogue, device, profiles, stated
 from batchgen.inventory.options import ModelOptions
 from batchgen.inventory.records import DeviceFacts, ModelFacts, Platform, Profile
@@ -44,6 +45,9 @@ class Subject:
 @click.option("--gpu", "gpus", multiple=True, metavar="NAME[xN]", help='Cards of the catalogue, like "RTX 4090" or "H100 80GBx8".')
 @click.option("--platform", metavar="cuda|mps|cpu", help="Plan for this platform; default: the one at hand.")
 @placement_options
+@workload_options
+@click.option("--compare", multiple=True, metavar="NAME[xN]", help="One row a card of the catalogue: what fits, how fast. Repeatable.")
+@click.option("--rehearse/--no-rehearse", default=None, help="Rehearse the model without weights; default: on CUDA.")
 @click.option("--policy-only", is_flag=True, help="Rules only: nothing is rehearsed.")
 @click.option("--show-residency", is_flag=True, help="A table of every component: where it lives, who decided, why.")
 @click.option("--explain", is_flag=True, help="The whole trail of decisions.")
@@ -51,12 +55,22 @@ class Subject:
 def command(
     manifest: str | None, model: str | None, model_options: ModelOptions, profile: str | None, profile_file: Path | None,
     facts_file: Path | None, devices: tuple[str, ...], device_memory: tuple[str, ...], gpus: tuple[str, ...], platform: str | None,
-    overrides: Overrides, policy_only: bool, show_residency: bool, explain: bool, as_json: bool,
+    overrides: Overrides, workload: WorkloadOptions, compare: tuple[str, ...], rehearse: bool | None, policy_only: bool,
+    show_residency: bool, explain: bool, as_json: bool,
 ) -> int:  # fmt: skip
     if manifest is not None and manifest != "-" and not Path(manifest).exists():
         raise UsageError(f"there is no manifest {manifest!r}", hint="Name a file that is there, or leave it out.")
     subject = Subject(model, replace(model_options, download=False), facts_file, profile, profile_file)
-    plan = policy_plan(subject, overrides, *find_devices(devices, device_memory, gpus, platform))
+    if compare:
+        show_compared(compare, subject, overrides, manifest, workload, as_json=as_json)
+        return 0
+    where, found = find_devices(devices, device_memory, gpus, platform)
+    facts = plan_facts(subject, overrides, where, found)
+    plan = make_plan(facts)
+    wanted = rehearse if rehearse is not None else where == "cuda"
+    if wanted and not policy_only:
+        at_hand = not device_memory and not gpus
+        plan = fitted(plan, facts, manifest, workload, at_hand=at_hand, trust_remote_code=model_options.trust_remote_code)
     show(plan, show_residency=show_residency, explain=explain, as_json=as_json)
     return 0
 
@@ -77,10 +91,51 @@ def find_devices(
     return wanted, tuple(replace(facts, torch_name=device.torch_name(wanted, number)) for number, facts in enumerate(found))
 
 
-def policy_plan(subject: Subject, overrides: Overrides, platform: Platform, devices: tuple[DeviceFacts, ...]) -> Plan:
-    """The plan by the rules for a model that is here, stated, or known by its profile alone. Raises RefusedError."""
+def plan_facts(subject: Subject, overrides: Overrides, platform: Platform, devices: tuple[DeviceFacts, ...]) -> PlanFacts:
+    """What the rules look at, for a model that is here, stated, or known by configs or its profile. Raises RefusedError."""
     facts, profile = find_model(subject, platform)
-    return make_plan(PlanFacts(facts, profile, platform, devices, overrides))
+    return PlanFacts(facts, profile, platform, devices, overrides)
+
+
+def fitted(
+    plan: Plan, facts: PlanFacts, manifest: str | None, workload: WorkloadOptions, *, at_hand: bool, trust_remote_code: bool,
+) -> Plan:  # fmt: skip
+    """The plan with the rehearsal's numbers. Raises PlanRefusedError where nothing fits."""
+    # Tables of a plan by the rules need none of this.
+    from batchgen.cli.fitting import rehearse_and_fit
+    from batchgen.inventory.host import host_memory
+    from batchgen.plan.fit import FitOptions
+
+    host = workload.host_bytes
+    if host is None and at_hand:
+        host = host_memory()[1]
+    shapes = shapes_to_plan(manifest, facts.model, facts.profile, workload)
+    options = FitOptions(reserve_bytes=workload.reserve_bytes, host_available_bytes=host)
+    return rehearse_and_fit(
+        plan, facts, shapes, options, note=lambda line: click.echo(line, err=True), trust_remote_code=trust_remote_code)
+
+
+def show_compared(
+    names: Sequence[str], subject: Subject, overrides: Overrides, manifest: str | None, workload: WorkloadOptions, *, as_json: bool,
+) -> None:  # fmt: skip
+    """One plan a card, side by side; a card on which nothing fits is a row too."""
+    from batchgen.report.fit_tables import Compared, compare_table
+
+    rows = []
+    for name in names:
+        platform, devices = find_devices((), (), (name,), None)
+        facts = plan_facts(subject, overrides, platform, devices)
+        try:
+            plan = fitted(make_plan(facts), facts, manifest, workload, at_hand=False,
+                          trust_remote_code=subject.options.trust_remote_code)  # fmt: skip
+            rows.append(Compared(name, plan))
+        except PlanRefusedError as error:
+            rows.append(Compared(name, None, error.message))
+    if as_json:
+        found = [{"card": row.card, "plan": plan_object(row.plan) if row.plan else None, "refused": row.refused or None} for row in rows]
+        click.echo(json.dumps({"schema": 1, "cards": found}, ensure_ascii=False, allow_nan=False))
+        return
+    _print(compare_table(rows))
 
 
 def find_model(subject: Subject, platform: Platform) -> tuple[ModelFacts, Profile]:
@@ -95,18 +150,44 @@ def find_model(subject: Subject, platform: Platform) -> tuple[ModelFacts, Profil
         return facts, profiles.find_profile(facts, name=name, file=file)
     if subject.model is not None:
         return _named_model(subject.model, subject, platform)
+    if name is None and file is None:
+        return _known_model(profiles.DEFAULT_MODEL, subject, platform) or _by_profile(name, file)
+    return _by_profile(name, file)
+
+
+def _by_profile(name: str | None, file: Path | None) -> tuple[ModelFacts, Profile]:
     profile = profiles.find_profile(None, name=name, file=file)
     return stated.profile_facts(profile, profiles.DEFAULT_MODEL if name is None and file is None else None), profile
+
+
+def _known_model(model: str, subject: Subject, platform: Platform) -> tuple[ModelFacts, Profile] | None:
+    """A model whose component configs come with batchgen."""
+    from batchgen.inventory.known import known_facts
+
+    facts = known_facts(model, subject.options, platform=platform)
+    if facts is None:
+        return None
+    known = profiles.profile_of_id(model)
+    if known is None or subject.profile is not None or subject.profile_file is not None:
+        known = profiles.find_profile(facts, name=subject.profile, file=subject.profile_file)
+    return facts, known
 
 
 def _named_model(model: str, subject: Subject, platform: Platform) -> tuple[ModelFacts, Profile]:
     from batchgen.inventory.model import looks_like_hub_id, resolve  # not needed for a model that is only stated
 
+    hub = looks_like_hub_id(model) and not Path(model).exists()
+    by_configs = _known_model(model, subject, platform) if hub and subject.options.revision is None else None
+    # a plan of a model whose configs come with batchgen asks no network: the cache, else those
+    options = replace(subject.options, offline=True) if by_configs is not None else subject.options
     try:
-        facts = resolve(model, subject.options, platform=platform)
+        facts = resolve(model, options, platform=platform)
     except ModelError as error:
+        if by_configs is not None:
+            click.echo(f"note: {model} is not in the cache; it is planned from its published configs", err=True)
+            return by_configs
         # A hub model that cannot be reached is still known by its profile; a folder that is broken is not.
-        known = profiles.profile_of_id(model) if looks_like_hub_id(model) and not Path(model).exists() else None
+        known = profiles.profile_of_id(model) if hub else None
         if known is None or subject.options.revision is not None:
             raise
         click.echo(f"note: {error.message.splitlines()[0]}; planning {model} from its profile, sizes unknown", err=True)
@@ -126,11 +207,19 @@ def show(plan: Plan, *, show_residency: bool, explain: bool, as_json: bool) -> N
             click.echo(line)
         for placement in plan.placements:
             click.echo(f"{plan_text.plain(placement.component)}: {placement.mode}")
+        if plan.stages:
+            from batchgen.report.fit_tables import stages_table
+
+            _print(stages_table(plan))
         click.echo("--show-residency says who decided and why, --explain how")
         return
     from batchgen.report import plan_tables  # rich is loaded only where something is printed with it
+    from batchgen.report.fit_tables import stages_table
 
-    _print(*([plan_tables.residency_table(plan)] if show_residency else []), *([plan_tables.trail_table(plan)] if explain else []))
+    shown = [plan_tables.residency_table(plan)] if show_residency else []
+    if show_residency and plan.stages:
+        shown.append(stages_table(plan))
+    _print(*shown, *([plan_tables.trail_table(plan)] if explain else []))
 
 
 def _print(*tables: Any) -> None:

@@ -6,9 +6,8 @@ each stage, shape and batch. Over loaded components the same function measures a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,8 +17,9 @@ from batchgen.errors import ModelError
 from batchgen.execute.guidance import GuidanceRules
 from batchgen.execute.load import ModelFolder, first_line, quiet_libraries, torch_dtype
 from batchgen.execute.stages import DECODE, DENOISE, PIPELINE, Stage, Stages, build_stages, call_stage, join_rows, split_rows
-from batchgen.jobs import Job
-from batchgen.plan.records import StageProfile
+from batchgen.execute.streaming import split_chunks
+from batchgen.jobs import Job, ShapeKey
+from batchgen.plan.records import Rehearsed, RehearsedComponent, StageProfile
 from batchgen.rehearsal import hollow
 from batchgen.rehearsal.live import LiveBytes, held_tensors, tensors_in
 from batchgen.rehearsal.standins import stand_in_tokenizer
@@ -61,7 +61,7 @@ class Rehearsal:
     components: dict[str, nn.Module]
     weights: dict[str, int]  # bytes as loaded, each storage once
     parameters: dict[str, int]
-    blocks: dict[str, tuple[int, ...]]  # bytes of each repeated block
+    blocks: dict[str, tuple[int, ...]]  # bytes of each block that can stream, in registration order
     stood_in: tuple[str, ...]
     real: bool = False
 
@@ -84,7 +84,7 @@ def hollow_rehearsal(
         module = _build(folder, name, dtype, scene)
         folder.hollows[name] = module
         weights[name], parameters[name] = hollow.weight_bytes(module), hollow.parameter_count(module)
-        blocks[name] = block_bytes(module)
+        blocks[name] = block_bytes(name, module)
         hollow.enter(module, name, scene, repeats=folder.entries[name][0] == "diffusers")
     stages = build_stages(folder, CPU, wanted, components=folder.hollows, inputs=inputs)
     return Rehearsal(
@@ -128,15 +128,60 @@ def guidance_rules(stages: Stages) -> GuidanceRules:
     return GuidanceRules(stages.call, guiders, "guidance_scale" in main.inputs, extra)
 
 
-def block_bytes(module: nn.Module) -> tuple[int, ...]:
-    """Bytes of each repeated block, in order: the entries of the module lists that hold most of the weights."""
-    found: list[int] = []
-    for name, part in module.named_modules():
-        if isinstance(part, nn.ModuleList) and len(part) > 1 and not re.search(r"\.\d+\.", f".{name}."):
-            sizes = [hollow.weight_bytes(block) for block in part]
-            if len({type(block) for block in part}) == 1 and min(sizes) > 0:
-                found.extend(sizes)
-    return tuple(found)
+def block_bytes(name: str, module: nn.Module) -> tuple[int, ...]:
+    """Bytes that stream with each repeated block, in registration order, as the executor splits the module."""
+    _, blocks = split_chunks(name, module)
+    return tuple(sum(chunk.size_bytes for chunk in chunks) for _, _, chunks in blocks)
+
+
+def rehearse(
+    path: str, dtypes: Mapping[str, str], shapes: Sequence[ShapeKey], batches: Sequence[int], *, prompt: str | None = None,
+    tokens: int = 60, tiled: bool = False, trust_remote_code: bool = False,
+) -> Rehearsed:
+    """Profiles of every stage at every shape and batch size. `tiled`: decodes in tiles are rehearsed as well."""
+    inputs = sorted({_BLOCK_NAMES.get(name, name) for shape in shapes for name in shape.inputs})
+    rehearsal = hollow_rehearsal(path, dtypes, tokens=tokens, trust_remote_code=trust_remote_code, inputs=inputs)
+    profiles: dict[StageProfile, None] = {}
+    for shape in shapes:
+        job = job_of(shape, prompt or PROMPT)
+        for batch in batches:
+            profiles.update(dict.fromkeys(play(rehearsal, job, batch)))
+    if tiled and tile(rehearsal):
+        for shape in shapes:
+            played = play(rehearsal, job_of(shape, prompt or PROMPT), 1)
+            profiles.update({replace(profile, tiled=True): None for profile in played if profile.stage in (DECODE, PIPELINE)})
+    components = tuple(
+        RehearsedComponent(
+            name, rehearsal.weights[name], rehearsal.weights[name] - sum(rehearsal.blocks[name]), rehearsal.blocks[name],
+            rehearsal.parameters[name])
+        for name in rehearsal.weights
+    )
+    notes = tuple(f"{name}: a stand-in of {tokens} tokens, for its files are not here" for name in rehearsal.stood_in)
+    return Rehearsed(components, tuple(profiles), notes)
+
+
+_BLOCK_NAMES = {"mask": "mask_image"}
+
+
+def job_of(shape: ShapeKey, prompt: str) -> Job:
+    """A job of that shape, with a negative prompt: the second branch costs memory where there is one."""
+    pictures = {name: name for name in shape.inputs}
+    return Job(
+        key="0" * 32, index=0, row=1, k=0, id="rehearsal", prompt=prompt, negative_prompt=" ", seed=0, seed_source="row", output="none",
+        width=shape.width, height=shape.height, steps=shape.steps, guidance=shape.guidance, true_cfg_scale=shape.true_cfg_scale,
+        num_frames=shape.num_frames, fps=shape.fps, strength=shape.strength, lora=shape.lora,
+        image=pictures.get("image"), last_image=pictures.get("last_image"), mask=pictures.get("mask"),
+    )
+
+
+def tile(rehearsal: Rehearsal) -> bool:
+    """Lets the VAE decode in tiles; what was played without them counts no more. False where it cannot."""
+    vae: Any = rehearsal.components.get("vae")
+    if vae is None or not hasattr(vae, "enable_tiling"):
+        return False
+    vae.enable_tiling()
+    rehearsal.scene.components["vae"].records.clear()
+    return True
 
 
 # -- playing ------------------------------------------------------------------------------------------------------------
@@ -175,7 +220,15 @@ def play(rehearsal: Rehearsal, job: Job, batch: int, *, only: Sequence[str] | No
         elif stage.name == DECODE:
             given |= {"output_type": "np", "generator": _generators(batch)}
             _cast_latents(rehearsal, carried)
-        outputs, profile = _follow(rehearsal, stage, given | carried, guiders, fields, job, rows)
+        try:
+            outputs, profile = _follow(rehearsal, stage, given | carried, guiders, fields, job, rows)
+        except Exception:
+            if rows == 1 or stage.name == DENOISE:
+                raise
+            # some parts take one row at a time (a VAE's mask without a head axis): the engine then runs row by row as well
+            rows = 1
+            single = {name: _first_row(value, batch) for name, value in (given | carried).items()} | {"batch_size": 1}
+            outputs, profile = _follow(rehearsal, stage, single, guiders, fields, job, rows)
         profiles.append(profile)
         wanted = _wanted_after(stages, stage)
         if stage.name == DENOISE:  # what only the denoiser read leaves the device
@@ -189,6 +242,10 @@ def play(rehearsal: Rehearsal, job: Job, batch: int, *, only: Sequence[str] | No
         if only is not None and stage.name == only[-1]:
             break
     return tuple(profiles)
+
+
+def _first_row(value: Any, rows: int) -> Any:
+    return join_rows(split_rows(value, rows)[:1], CPU) if isinstance(value, torch.Tensor | list) else value
 
 
 def _pictures(stages: Stages, job: Job) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import huggingface_hub
 from huggingface_hub import constants
+from huggingface_hub import logging as hub_logging
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -59,14 +60,16 @@ def snapshot(model: str, options: ModelOptions, *, on_progress: OnProgress | Non
     Offline, or with the hub out of reach, the cache answers alone. Raises ModelError: not found, gated, no such revision, not in
     the cache, disk too small, or whatever the index says.
     """
+    hub_logging.set_verbosity_error()  # retries are not news; what comes of them is said below
     with _explained(model, options):
         index_path = Path(_fetch(model, INDEX_NAME, options, options.revision))
     folder = index_path.parent
     commit = folder.name
     index = read_index(folder, trust_remote_code=options.trust_remote_code)
-    sizes = None if constants.HF_HUB_OFFLINE else _sizes(model, commit, options)
+    offline = constants.HF_HUB_OFFLINE or options.offline
+    sizes = None if offline else _sizes(model, commit, options)
     if sizes is None:
-        reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
+        reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub was not asked" if offline else "the hub cannot be reached"
         return Snapshot(folder, commit, (f"{reason}: {model} is taken from the cache at commit {commit[:12]}",))
     small = [path for path in _wanted_folders(index, sizes) if not weights.is_weight_file(path)]
     with _explained(model, options):
@@ -124,6 +127,7 @@ def _fetch(model: str, path: str, options: ModelOptions, revision: str | None, b
     quiet: Any = _Quiet
     return huggingface_hub.hf_hub_download(
         model, path, revision=revision, cache_dir=options.cache_dir, tqdm_class=bar or quiet, library_name="batchgen",
+        local_files_only=options.offline,
     )
 
 

@@ -24,6 +24,7 @@ class ModelOptions:
     allow_pickle: bool = False
     cache_dir: str | None = None  # huggingface_hub's cache; None: its own place
     download: bool = True  # False: fetch configs and headers at most
+    offline: bool = False  # the cache alone, without asking the hub
 
     def __post_init__(self) -> None:
         for name in (self.dtype, *(dtype for _, dtype in self.component_dtypes)):

@@ -78,21 +78,22 @@ class Stage:
 
 
 def build(
-    cls: type, config: Mapping[str, Any] | Any, dtype: torch.dtype, stage: Stage, *, library: str,
+    cls: Any, config: Mapping[str, Any] | Any, dtype: torch.dtype, stage: Stage, *, library: str,
 ) -> nn.Module:
     """A hollow module of the class, as its loader would leave it: weights in `dtype`, fp32 where the class keeps it, tables tied."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with stage.fake, no_init_weights():
-            module: nn.Module = cls.from_config(config) if library != "transformers" else cls(config)  # type: ignore[attr-defined]
+            module: nn.Module = cls.from_config(config) if library != "transformers" else cls(config)
     finally:
         torch.set_default_dtype(before)
     module.eval().requires_grad_(False)
     _cast_as_loaded(module, dtype, stage.fake)
-    if library == "transformers" and hasattr(module, "tie_weights"):
+    tie: Any = getattr(module, "tie_weights", None)
+    if library == "transformers" and tie is not None:
         with stage.fake:
-            module.tie_weights()
+            tie()
     return module
 
 
@@ -337,7 +338,7 @@ class _Forms:
             number = self.numbers.setdefault(storage._cdata, len(self.storages))
             if number == len(self.storages):
                 self.storages.append(storage)
-            return _Form(number, storage.nbytes(), value.dtype, tuple(value.shape), value.stride(), value.storage_offset())
+            return _Form(number, storage.nbytes(), value.dtype, tuple(value.shape), value.stride(), int(value.storage_offset()))
         if isinstance(value, torch.Tensor) or value is None or isinstance(value, str | int | float | bool):
             self.others += isinstance(value, torch.Tensor)
             return value
@@ -392,7 +393,7 @@ def _made(form: Any, bases: Mapping[int, torch.Tensor], inputs: Sequence[torch.T
         elements = [_made(item, bases, inputs) for item in form.items]
         return form.cls(*elements) if form.named else form.cls(elements)
     if isinstance(form, _Object):
-        made = object.__new__(form.cls)
+        made: Any = object.__new__(form.cls)
         vars(made).update({name: _made(item, bases, inputs) for name, item in form.attributes})
         return made
     return form

@@ -1,0 +1,164 @@
+"""From a plan by the rules to the plan that fits: the rehearsal (from the cache, or in a process of its own) and the fit step.
+
+Shared by `plan` and `run`. Imports no torch: a rehearsal that is not in the cache runs in a child process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from batchgen.errors import PlanRefusedError
+from batchgen.inventory import catalogue
+from batchgen.inventory.model import component_config
+from batchgen.inventory.records import ModelFacts
+from batchgen.jobs import ShapeKey
+from batchgen.plan.fit import FitOptions, fit_plan
+from batchgen.plan.records import Plan, PlanFacts, Rehearsed, RehearsedComponent, Workload
+from batchgen.plan.trail import Decision
+from batchgen.rehearsal import cache, learned
+
+# Shapes that are rehearsed one by one; jobs of the others are planned as the largest of these.
+MOST_SHAPES = 4
+ASSUMED_JOBS = 100
+BATCHES = (1, 2, 4)
+BATCHES_OF_LARGE = (1, 2)
+LARGE_PIXELS = 4 * 2**20  # of all frames of a job
+REHEARSAL_SECONDS = 1200
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """What is to be rendered: jobs by shape. `assumed`: nobody said how many."""
+
+    counts: tuple[tuple[ShapeKey, int], ...]
+    assumed: bool = False
+    prompt: str | None = None  # the longest one, where a manifest was read
+
+
+def rehearse_and_fit(
+    plan: Plan, facts: PlanFacts, shapes: Shapes, options: FitOptions, *, note: Note, trust_remote_code: bool = False,
+) -> Plan:
+    """The plan that is carried out. A model that cannot be rehearsed keeps the plan by the rules, and the trail says so.
+
+    Raises PlanRefusedError where nothing fits.
+    """
+    if facts.model.folder is None:
+        return _unrehearsed(plan, "the model is known by its sizes only, without configs")
+    played, workload = _to_play(shapes)
+    request: dict[str, Any] = {
+        "dtypes": {part.name: part.dtype or "bfloat16" for part in facts.model.components},
+        "shapes": [asdict(shape) for shape in played], "batches": _batches(played), "prompt": shapes.prompt, "tokens": 94,
+        "trust_remote_code": trust_remote_code, "tiled": False,
+    }
+    options = _with_rates(options, facts)
+    try:
+        rehearsed = _sized_as_stored(rehearsal(Path(facts.model.folder), request, note=note), facts.model)
+    except RehearsalFailedError as error:
+        return _unrehearsed(plan, str(error))
+    plan = _with_notes(plan, rehearsed, played)
+    try:
+        return fit_plan(plan, facts, rehearsed, workload, options)
+    except PlanRefusedError:
+        if facts.platform == "cpu":
+            raise
+    # what a decode in tiles needs is only asked where a whole one does not fit
+    try:
+        rehearsed = _sized_as_stored(rehearsal(Path(facts.model.folder), request | {"tiled": True}, note=note), facts.model)
+    except RehearsalFailedError as error:
+        return _unrehearsed(plan, str(error))
+    return fit_plan(plan, facts, rehearsed, workload, options)
+
+
+class RehearsalFailedError(Exception):
+    """The model could not be rehearsed; the text says why."""
+
+
+def rehearsal(folder: Path, request: dict[str, Any], *, note: Note) -> Rehearsed:
+    """From the cache, else played now. Raises RehearsalFailedError."""
+    place = cache.cache_dir(os.environ)
+    entry = cache.key(folder, request)
+    found = cache.load(place, entry)
+    if found is not None:
+        return found
+    sizes = ", ".join(ShapeKey(**{**shape, "inputs": tuple(shape["inputs"])}).text for shape in request["shapes"])
+    note(f"rehearsing {sizes} without weights (kept for the next plan)")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "batchgen.execute.rehearsing"], input=json.dumps(request | {"path": str(folder)}),
+            capture_output=True, text=True, env=environment, timeout=REHEARSAL_SECONDS, check=False,
+        )
+        answer = json.loads(done.stdout)
+        if "error" in answer:
+            raise RehearsalFailedError(answer["error"])
+        found = cache.from_json(answer["rehearsed"])
+    except (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError) as error:
+        raise RehearsalFailedError(f"the rehearsal gave no answer ({type(error).__name__})") from error
+    cache.store(place, entry, found)
+    return found
+
+
+def _to_play(shapes: Shapes) -> tuple[list[ShapeKey], Workload]:
+    """The largest shape and the most frequent ones; the jobs of all others are counted to the largest."""
+    counts = dict(shapes.counts)
+    ordered = sorted(counts, key=lambda shape: -_pixels(shape))
+    often = sorted(ordered[1:], key=lambda shape: -counts[shape])[: MOST_SHAPES - 1]
+    played = [ordered[0], *often]
+    rest = sum(count for shape, count in counts.items() if shape not in played)
+    jobs = [(shape.text, counts[shape] + (rest if shape is ordered[0] else 0)) for shape in played]
+    return played, Workload(tuple(jobs), shapes.assumed)
+
+
+def _pixels(shape: ShapeKey) -> int:
+    return (shape.width or 1024) * (shape.height or 1024) * (shape.num_frames or 1)
+
+
+def _batches(shapes: Sequence[ShapeKey]) -> list[int]:
+    return list(BATCHES_OF_LARGE if max(map(_pixels, shapes)) > LARGE_PIXELS else BATCHES)
+
+
+def _with_rates(options: FitOptions, facts: PlanFacts) -> FitOptions:
+    if options.rates is not None or facts.platform != "cuda":
+        return options
+    rates = [catalogue.rates_of(device.name) for device in facts.devices]
+    if any(rate is None for rate in rates):
+        return options
+    slowest = min((rate for rate in rates if rate is not None), key=lambda rate: rate.dense_bf16_flops)
+    name = next(device.name for device in facts.devices if catalogue.rates_of(device.name) == slowest)
+    shown = learned.efficiencies(cache.cache_dir(os.environ), name, facts.model.pipeline_class or "")
+    return replace(options, rates=slowest, learned=tuple(shown.items()))
+
+
+def _sized_as_stored(rehearsed: Rehearsed, model: ModelFacts) -> Rehearsed:
+    """Quantised components weigh what their files hold, not what their class would weigh without."""
+    parts = []
+    for part in rehearsed.components:
+        found = next((item for item in model.components if item.name == part.name), None)
+        config = component_config(Path(model.folder or ""), part.name)
+        if found is None or found.bytes_as_loaded is None or "quantization_config" not in config:
+            parts.append(part)
+            continue
+        ratio = found.bytes_as_loaded / max(1, part.weights_bytes)
+        blocks = tuple(int(size * ratio) for size in part.block_bytes)
+        parts.append(RehearsedComponent(part.name, found.bytes_as_loaded, found.bytes_as_loaded - sum(blocks), blocks, part.parameters))
+    return replace(rehearsed, components=tuple(parts))
+
+
+def _with_notes(plan: Plan, rehearsed: Rehearsed, played: Sequence[ShapeKey]) -> Plan:
+    text = f"Rehearsed on hollow components: {', '.join(shape.text for shape in played)}."
+    notes = [Decision.of("rehearsal", "stand-in", "used", note) for note in rehearsed.notes]
+    return replace(plan, trail=plan.trail.add([Decision.of("rehearsal", "plan", "played", text), *notes]))
+
+
+def _unrehearsed(plan: Plan, why: str) -> Plan:
+    decision = Decision.of("rehearsal", "plan", "no", f"Not rehearsed: {why}. The rules' placements stand, and nothing is predicted.")
+    return replace(plan, trail=plan.trail.add([decision]))

@@ -1,0 +1,51 @@
+"""A rehearsal in a process of its own: a request as JSON on standard input, the rehearsal as JSON on standard output.
+
+`python -m batchgen.execute.rehearsing`. The command line stays without torch, and one rehearsal's memory is gone with its process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from batchgen.errors import BatchgenError
+
+
+def main() -> int:
+    """0 with {"rehearsed": ...}, or 2 with {"error": TEXT}."""
+    request = json.load(sys.stdin)
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever the libraries print belongs on standard error
+    try:
+        answer: dict[str, Any] = {"rehearsed": _rehearse(request)}
+        code = 0
+    except BatchgenError as error:
+        answer, code = {"error": str(error)}, 2
+    except Exception as error:  # noqa: BLE001  a model that cannot be rehearsed is planned by its weights alone
+        answer, code = {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"}, 2
+    json.dump(answer, out)
+    out.close()
+    return code
+
+
+def _rehearse(request: Mapping[str, Any]) -> dict[str, Any]:
+    import torch
+
+    from batchgen.execute import rehearse
+    from batchgen.jobs import ShapeKey
+    from batchgen.rehearsal.cache import to_json
+
+    torch.set_num_threads(1)
+    shapes = [ShapeKey(**{**shape, "inputs": tuple(shape["inputs"])}) for shape in request["shapes"]]
+    found = rehearse.rehearse(
+        request["path"], request["dtypes"], shapes, request["batches"], prompt=request.get("prompt"), tokens=request.get("tokens", 60),
+        tiled=request.get("tiled", False), trust_remote_code=request.get("trust_remote_code", False),
+    )
+    return to_json(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
