@@ -33,6 +33,10 @@ class Situation:
     tiled: bool = False
     can_be_leaner: bool = False  # some component may still go to a leaner placement
 
+    @property
+    def name(self) -> str:
+        return f"{self.stage} at {self.shape}" if self.shape else self.stage
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -44,7 +48,7 @@ class Step:
 
     def decision(self, situation: Situation) -> Decision:
         numbers = {"batch": situation.batch, "next_batch": self.batch, "tiled": situation.tiled or self.action == "tile"}
-        return Decision.of("out-of-memory", f"{situation.stage} {situation.shape}", self.action, self.text, numbers)
+        return Decision.of("out-of-memory", f"{situation.stage} {situation.shape}".strip(), self.action, self.text, numbers)
 
 
 @dataclass(slots=True)
@@ -58,7 +62,7 @@ class Ladder:
     def next_step(self, situation: Situation) -> Step:
         """The next rung. Every rung is taken once at most, so a stage that keeps failing reaches the end."""
         where = (situation.stage, situation.shape)
-        name = f"{situation.stage} at {situation.shape}"
+        name = situation.name
         if situation.batch > 1:
             smaller = situation.batch // 2
             self._limits[where] = min(smaller, self._limits.get(where, smaller))

@@ -85,6 +85,7 @@ class Residency:
         self.planned = dict(modes)
         self.fixed = frozenset(fixed)
         self.keep_bytes = dict(keep_bytes or {})
+        self._planned_keep = dict(self.keep_bytes)
         self.streams = streams if streams is not None else streams_for(self.device)
         self._emit = emit
         self._worker = worker
@@ -301,11 +302,22 @@ class Residency:
         return held.name, mode
 
     def restore_planned(self) -> tuple[str, ...]:
-        """Undo what the ladder changed. Returns the components placed anew."""
-        changed = tuple(name for name, held in self._held.items() if held.mode != self.planned.get(name, "resident"))
+        """Undo what the ladder changed, between stages. Returns the components placed anew."""
+        changed = tuple(
+            name for name, held in self._held.items() if not held.used_by and (
+                self._short_of_plan(name, held) or self.keep_bytes.get(name) != self._planned_keep.get(name)
+            )
+        )
+        self.keep_bytes = dict(self._planned_keep)
         for name in changed:
             self._change(name, self.planned.get(name, "resident"))
         return changed
+
+    def _short_of_plan(self, name: str, held: Held) -> bool:
+        planned = self.planned.get(name, "resident")
+        if planned == "layerwise-offload" and held.mode == "component-offload":
+            return bool(find_blocks(held.module))
+        return held.mode != planned
 
     def _change(self, name: str, mode: Mode) -> None:
         if self._held[name].used_by:
