@@ -60,7 +60,7 @@ def snapshot(model: str, options: ModelOptions, *, on_progress: OnProgress | Non
     Offline, or with the hub out of reach, the cache answers alone. Raises ModelError: not found, gated, no such revision, not in
     the cache, disk too small, or whatever the index says.
     """
-    hub_logging.set_verbosity_error()  # retries are not news; what comes of them is said below
+    hub_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # retries are not news; what comes of them is said below
     with _explained(model, options):
         index_path = Path(_fetch(model, INDEX_NAME, options, options.revision))
     folder = index_path.parent
@@ -69,7 +69,8 @@ def snapshot(model: str, options: ModelOptions, *, on_progress: OnProgress | Non
     offline = constants.HF_HUB_OFFLINE or options.offline
     sizes = None if offline else _sizes(model, commit, options)
     if sizes is None:
-        reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub was not asked" if offline else "the hub cannot be reached"
+        unreached = "the hub was not asked" if offline else "the hub cannot be reached"
+        reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else unreached
         return Snapshot(folder, commit, (f"{reason}: {model} is taken from the cache at commit {commit[:12]}",))
     small = [path for path in _wanted_folders(index, sizes) if not weights.is_weight_file(path)]
     with _explained(model, options):

@@ -142,7 +142,7 @@ def _search_sharded(plan: Plan, facts: PlanFacts, given: Layout, night: Night, d
 
 
 def _least_moved(plan: Plan, given: Layout, night: Night, modes: tuple[Mode, ...]) -> Candidate | None:
-    """All combinations of what is free; the fewest bytes win, then the rule's own placements, then what is held on the device."""
+    """All combinations of what is free; the fewest bytes win, then what is held on the device, then the rules' own placements."""
     names = [spot.component for spot in plan.placements]
     free = {spot.component for spot in plan.placements if spot.by != "user" and given.modes[spot.component] != "fsdp"}
     choices = [
@@ -156,7 +156,7 @@ def _least_moved(plan: Plan, given: Layout, night: Night, modes: tuple[Mode, ...
         if candidate is None:
             continue
         same = sum(layout.modes[name] == plan.modes[name] for name in names)
-        rank = (candidate.moved, -same, sum(_ORDER.index(mode) for mode in combination if mode in _ORDER))
+        rank = (candidate.moved, sum(_ORDER.index(mode) for mode in combination if mode in _ORDER), -same)
         if best is None or rank < best[0]:
             best = rank, candidate
     return best[1] if best is not None else None
@@ -164,26 +164,47 @@ def _least_moved(plan: Plan, given: Layout, night: Night, modes: tuple[Mode, ...
 
 def _candidate(layout: Layout, night: Night) -> Candidate | None:
     """Batches for every stage under these placements; None where one row of some stage does not fit."""
-    streaming = [stage for stage in night.stages if _streams(layout, stage)]
-    others = [stage for stage in night.stages if stage not in streaming]
     wanted = {(stage.shape, stage.name): _wanted_batch(layout, stage, night) for stage in night.stages}
     batches: dict[tuple[str, str], int] = {}
-    for stage in streaming:
+    lead = _lead(layout)
+    led = [stage for stage in night.stages if lead is not None and lead in stage.components]
+    for stage in led:
         batches[stage.shape, stage.name] = largest_batch(
             layout, stage, night.budget, night.reserve, limit=wanted[stage.shape, stage.name])
-    # blocks stay in only where the batches of their stages lack nothing, and never at the cost of another stage's first row
     room = 0
-    if streaming and all(batches[stage.shape, stage.name] == wanted[stage.shape, stage.name] for stage in streaming):
-        least = [(stage, batches[stage.shape, stage.name]) for stage in streaming] + [(stage, night.fixed_batch or 1) for stage in others]
-        room = max(0, min(night.budget - layout.peak(stage, 1 if stage.per_row else rows, night.reserve) for stage, rows in least))
-    for stage in others:
-        batches[stage.shape, stage.name] = largest_batch(
-            layout, stage, night.budget - room, night.reserve, limit=wanted[stage.shape, stage.name])
+    if lead is not None and all(batches[stage.shape, stage.name] == wanted[stage.shape, stage.name] for stage in led):
+        room = _room_for_blocks(layout, night, led, batches, lead)
+    for stage in night.stages:
+        if stage not in led:
+            batches[stage.shape, stage.name] = largest_batch(
+                layout, stage, night.budget - room, night.reserve, limit=wanted[stage.shape, stage.name])
     if any(batches[key] < (wanted[key] if night.fixed_batch is not None else 1) for key in batches):
         return None
-    layout = replace(layout, keep=_kept(layout, room))
+    layout = replace(layout, keep=_kept(layout, room, led))
     window = _window(layout, night)
     return Candidate(layout, batches, window, _moved(layout, night, batches, window), False)
+
+
+def _lead(layout: Layout) -> str | None:
+    """The streamed component with most to stream: what its stages leave over may hold some of its blocks for good."""
+    streamed = [part for part in layout.rehearsed.components if layout.mode(part.name) == "layerwise-offload"]
+    return max(streamed, key=lambda part: sum(part.block_bytes)).name if streamed else None
+
+
+def _room_for_blocks(
+    layout: Layout, night: Night, led: Sequence[StageModel], batches: Mapping[tuple[str, str], int], lead: str,
+) -> int:
+    """Bytes that blocks of the lead may take for good: after the batches of its own stages, and so that every other stage still has
+    room for its components whole and one row. That holds whether those are whole now or stream, so that making something
+    else leaner never makes room here, and more memory never means more moves."""
+    whole: dict[str, Mode] = {
+        name: "component-offload" if mode == "layerwise-offload" and name != lead else mode for name, mode in layout.modes.items()
+    }
+    others = replace(layout, modes=whole)
+    rows = {(stage.shape, stage.name): 1 if stage.per_row else night.fixed_batch or 1 for stage in night.stages}
+    rows.update({(stage.shape, stage.name): batches[stage.shape, stage.name] for stage in led})
+    peaks = [(layout if stage in led else others).peak(stage, rows[stage.shape, stage.name], night.reserve) for stage in night.stages]
+    return max(0, night.budget - max(peaks))
 
 
 def _streams(layout: Layout, stage: StageModel) -> bool:
@@ -199,9 +220,10 @@ def _wanted_batch(layout: Layout, stage: StageModel, night: Night) -> int:
     return max(stage.enough, min(LARGEST_STREAMED, 2 * balancing_batch(night.speeds, layout, stage, LARGEST_STREAMED)))
 
 
-def _kept(layout: Layout, room: int) -> dict[str, int]:
+def _kept(layout: Layout, room: int, led: Sequence[StageModel]) -> dict[str, int]:
     """Device memory that leading blocks of streamed components may take for good, the largest component first."""
-    streamed = [part for part in layout.rehearsed.components if layout.mode(part.name) == "layerwise-offload"]
+    members = {name for stage in led for name in stage.components if layout.mode(name) == "layerwise-offload"}
+    streamed = [part for part in layout.rehearsed.components if part.name in members]
     keep: dict[str, int] = {}
     for part in sorted(streamed, key=lambda part: -sum(part.block_bytes)):
         if room > 0:
