@@ -55,7 +55,9 @@ class Ran:
         return self.of(JobFailed)
 
 
-def engine_for(folder: Path, run_folder: Path, ran: Ran, *, plan: Plan | None = None, dtype: str = "float32", **settings: Any) -> Engine:
+def engine_for(
+    folder: Path, run_folder: Path, ran: Ran, *, plan: Plan | None = None, dtype: str = "float32", emit: Any = None, **settings: Any
+) -> Engine:
     outputs = run_folder / "outputs"
     outputs.mkdir(parents=True, exist_ok=True)
     models = ModelFolder.read(folder).models
@@ -63,7 +65,7 @@ def engine_for(folder: Path, run_folder: Path, ran: Ran, *, plan: Plan | None = 
         model_folder=str(folder), dtypes=tuple((name, dtype) for name in models), variants=(), device="cpu", run_folder=str(run_folder),
         outputs=OutputSettings(str(outputs), metadata=(("model", "tiny"), ("revision", "0"))),
     )
-    ran.engine = Engine(0, replace(made, **settings), plan or make_plan(folder), ran.events.append)
+    ran.engine = Engine(0, replace(made, **settings), plan or make_plan(folder), emit or ran.events.append)
     return ran.engine
 
 

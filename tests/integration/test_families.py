@@ -5,18 +5,19 @@ The table below is also what docs/models.md is made from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
+
 from batchgen.events import StageBatchDone, WorkerReady
 from batchgen.execute.load import ModelFolder
 from batchgen.jobs import Job
 from conftest import TinyFolder
 from enginekit import call_by_hand, load_ordinary, make_job, make_plan, run_jobs
-from PIL import Image
 
 CLOSE = 1e-5
 LONG = "a small green square, describe the image of the system, user and assistant in as many words as the tokenizer knows " * 2
@@ -115,7 +116,7 @@ def test_products_are_the_ordinary_pipelines(case: Case, tiny_folder: TinyFolder
 @pytest.mark.parametrize("case", CASES, ids=ids)
 def test_placements_do_not_alter_products(case: Case, tiny_folder: TinyFolder, tmp_path: Path) -> None:
     folder = tiny_folder(case.family)
-    jobs = jobs_of(case, folder)[1:3]
+    jobs = [replace(job, guidance=3.0) for job in jobs_of(case, folder)[1:3]]
     models = ModelFolder.read(folder).models
     resident = run_jobs(folder, tmp_path / "resident", jobs, plan=make_plan(folder, batch_size=2))
     assert resident.failed == []

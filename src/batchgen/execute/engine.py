@@ -31,13 +31,12 @@ from batchgen.execute.products import Products, Sound, difference, rows_of
 from batchgen.execute.residency import Residency
 from batchgen.execute.runner import Runner, Task, call_arguments
 from batchgen.execute.settings import EngineSettings, Window
-from batchgen.execute.stages import DECODE, DENOISE, PIPELINE, Stage, Stages, build_stages, call_stage, join_rows, split_rows, to_device
+from batchgen.execute.stages import DECODE, DENOISE, PIPELINE, Stage, Stages, build_stages, call_stage, join_rows, split_rows, to_host
 from batchgen.execute.windows import BatchSizes, EncodedCache, Row, chunks, group_rows, spool_rows, unspool
 from batchgen.jobs import Job, ShapeKey
 from batchgen.outputs.files import disk_errors
 from batchgen.plan.records import Plan
 
-CPU = torch.device("cpu")
 DEFAULT_FPS = 16.0  # of a clip where neither the job nor the pipeline's call says
 FLAG_TILED = "tiled"
 
@@ -154,7 +153,7 @@ class Engine:
             task = tasks.pop(0)
             for batch in chunks(task.items, task.size):
                 self.runner.run(stage, [replace(task, items=batch)])
-                self._decode_all(stages, self._ready(batch))
+                self._decode_all(stages, self._ready(batch), last=not self.settings.spool_latents)
         self.runner.run(stage, tasks, stages.named(DECODE).components)
         self._decode_all(stages, denoised + self._ready(row for task in tasks for row in task.items))
 
@@ -187,7 +186,7 @@ class Engine:
         outputs = call_stage(stage, arguments, rules.guiders_for([row.guidance for row in batch]), fields)
         wanted = stages.named(DECODE).inputs
         kept = {name: split_rows(value, len(batch)) for name, value in outputs.items() if name in wanted and value is not None}
-        values = [{name: to_device(split[index], CPU) for name, split in kept.items()} for index in range(len(batch))]
+        values = [{name: to_host(split[index]) for name, split in kept.items()} for index in range(len(batch))]
         seconds = time.perf_counter() - started
         self.runner.batch_done(stage, shape, batch, len(batch), seconds)
         for row, made, generator in zip(batch, values, generators, strict=True):
@@ -199,10 +198,11 @@ class Engine:
                 self.runner.fail_job(row.job, "non-finite", DENOISE, "the denoised latents hold values that are not numbers")
         self._spool(self.runner.alive(batch))
 
-    def _decode_all(self, stages: Stages, rows: Sequence[Row]) -> None:
+    def _decode_all(self, stages: Stages, rows: Sequence[Row], *, last: bool = False) -> None:
         stage = stages.named(DECODE)
         groups = group_rows(rows, mixes_guidance=True, apart=False)
-        self.runner.run(stage, [self._task(stages, stage, shape, group, partial(self._decode, stages, shape)) for shape, group in groups])
+        tasks = [self._task(stages, stage, shape, group, partial(self._decode, stages, shape)) for shape, group in groups]
+        self.runner.run(stage, tasks, last=last)
 
     def _decode(self, stages: Stages, shape: ShapeKey, batch: Sequence[Row]) -> None:
         stage = stages.named(DECODE)

@@ -13,8 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from batchgen.errors import BatchgenError, RunStoppedError
-from batchgen.events import DecisionMade, Emit, FailureKind, JobFailed, MemorySample, StageBatchDone
+from batchgen.events import DecisionMade, Emit, FailureKind, JobFailed, MemorySample, StageBatchDone, StageBatchStarted
 from batchgen.execute.components import Components
 from batchgen.execute.load import first_line
 from batchgen.execute.memory import DeviceMemory, rss_bytes
@@ -23,6 +25,10 @@ from batchgen.execute.stages import PIPELINE, Stage
 from batchgen.execute.windows import Row, chunks
 from batchgen.jobs import Job, ShapeKey
 from batchgen.plan.trail import Decision
+
+
+def row_keys(rows: Sequence[Row]) -> tuple[str, ...]:
+    return tuple(row.job.key for row in rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,7 @@ class Task:
     size: int
     work: Callable[[Sequence[Any]], None]
     fail: Callable[[Any, FailureKind, str], None]
+    keys: Callable[[Sequence[Any]], tuple[str, ...]] = row_keys  # the jobs that a batch serves
 
     @property
     def where(self) -> str:
@@ -80,25 +87,33 @@ class Runner:
 
     # -- batches ----------------------------------------------------------------------------------------------------
 
-    def run(self, stage: Stage, tasks: Iterable[Task], then: Iterable[str] = ()) -> None:
+    def run(self, stage: Stage, tasks: Iterable[Task], then: Iterable[str] = (), *, last: bool = False) -> None:
         """All tasks of a stage, its components in once for all of them, until a stop is requested. Raises what no job would survive.
 
-        `then`: the components of the stage that comes next, brought in beside the last batch where the device can.
+        `then`: the components of the stage that comes next, brought in beside the last batch where the device can. `last`: the work
+        belongs to the batch in flight, so it is done although a stop is requested.
         """
         queue: Queue = deque((task, batch) for task in tasks for batch in chunks(task.items, task.size))
         if not queue:
             return
-        while queue and not self.stopping.is_set():
-            self.components.ensure(stage.components)
-            with self.residency.stage(stage.components, one_at_a_time=stage.name == PIPELINE):
-                too_small = self._drain(stage, queue, then)
-            if too_small:
-                self.residency.leaner(stage.components)
+        self.memory.reset_peak()
+        while queue and (last or not self.stopping.is_set()):
+            try:
+                self.components.ensure(stage.components)
+                with self.residency.stage(stage.components, one_at_a_time=stage.name == PIPELINE):
+                    step = self._drain(stage, queue, then, last)
+            except (torch.OutOfMemoryError, MemoryError) as error:
+                step = self._no_room(stage, queue, error)
+            if step == "leaner" and (placed := self.residency.leaner(stage.components)) is not None:
+                name, mode = placed
+                self.decide(Decision.of("out-of-memory", name, mode, f"{name} is {mode} from now on: {stage.name} lacks memory"))
+            elif step == "fail":
+                self._restore_planned()
         self.emit(MemorySample(self.worker, stage.name, rss_bytes(), self.memory.allocated(), self.memory.peak()))
 
-    def _drain(self, stage: Stage, queue: Queue, then: Iterable[str]) -> bool:
-        """Works the queue off. True: the device is too small for what is on it now; a leaner placement takes leaving the stage."""
-        while queue and not self.stopping.is_set():
+    def _drain(self, stage: Stage, queue: Queue, then: Iterable[str], last: bool) -> Action | None:
+        """Works the queue off. "leaner", "fail": what is on the device must change first, and that takes leaving the stage."""
+        while queue and (last or not self.stopping.is_set()):
             task, batch = queue.popleft()
             limit = 1 if stage.name in self._singly else self.ladder.batch_size(stage.name, task.where, len(batch))
             if len(batch) > limit:
@@ -114,15 +129,17 @@ class Runner:
             if error is None:
                 continue
             if is_out_of_memory(error):
-                if self._climb_down(stage, task, batch, queue, error) == "leaner":
-                    return True
+                step = self._climb_down(stage, task, batch, queue, error)
+                if step in ("leaner", "fail"):
+                    return step
             elif len(batch) == 1:
                 task.fail(batch[0], *_cause(error))
             else:
                 self._one_by_one(stage, task, batch, queue, error)
-        return False
+        return None
 
     def _attempt(self, stage: Stage, task: Task, batch: Sequence[Any]) -> Exception | None:
+        self.emit(StageBatchStarted(self.worker, self.window, stage.name, task.where, task.keys(batch)))
         try:
             with self._tiled(stage, task.where):
                 task.work(batch)
@@ -155,7 +172,7 @@ class Runner:
 
     # -- memory -----------------------------------------------------------------------------------------------------
 
-    def _climb_down(self, stage: Stage, task: Task, batch: Sequence[Any], queue: Queue, error: Exception) -> Action:
+    def _climb_down(self, stage: Stage, task: Task, batch: Sequence[Any], queue: Queue, error: BaseException) -> Action:
         reason = first_line(error)
         free_after_oom(error)
         leaner = any(self.residency.next_leaner(name, in_stage=name in stage.components) for name in self.residency.names)
@@ -170,6 +187,25 @@ class Runner:
         else:
             queue.appendleft((task, batch))
         return step.action
+
+    def _no_room(self, stage: Stage, queue: Queue, error: BaseException) -> Action:
+        """The stage's own weights do not fit: no batch size helps. With nothing leaner left, everything that waits for it fails."""
+        task, batch = queue[0]
+        step = self._climb_down(stage, task, batch[:1], deque(), error)
+        if step == "fail":
+            reason = f"the weights of {stage.name} do not fit on {self.residency.device}"
+            while queue:
+                task, batch = queue.popleft()
+                for item in batch:
+                    task.fail(item, "out-of-memory", reason)
+        return step
+
+    def _restore_planned(self) -> None:
+        """A job that did not fit however lean must not slow the rest of the night down."""
+        for name in self.residency.restore_planned():
+            mode = self.residency.mode(name)
+            text = f"{name} is {mode} again, as planned: the job that asked for less did not fit all the same"
+            self.decide(Decision.of("out-of-memory", name, mode, text))
 
     def _tilers(self, stage: Stage) -> list[Any]:
         modules = [self.components.modules.get(name) for name in stage.components]
