@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import math
 import random
+import re
 from dataclasses import astuple, dataclass
 
 import numpy as np
@@ -35,7 +36,7 @@ RADII = {"small": 0.18, "large": 0.28}
 # direction in which the centre leaves the middle of the picture
 POSITIONS: dict[str, tuple[int, int]] = {"center": (0, 0), "left": (-1, 0), "right": (1, 0), "top": (0, -1), "bottom": (0, 1)}
 # how far it leaves it, as a share of the width or height: a large shape has less room
-OFFSETS = {"small": 0.25, "large": 0.17}
+OFFSETS = {"small": 0.25, "large": 0.16}
 # (width, height) in pixels: what the model is trained on
 PICTURE_SIZES = ((64, 64), (96, 96), (96, 64), (64, 96))
 HELD_OUT_PERCENT = 12
@@ -76,7 +77,7 @@ def draw_shape(draw: ImageDraw.ImageDraw, shape: str, colour: tuple[int, int, in
         case "square":
             draw.rectangle([x - 0.9 * r, y - 0.9 * r, x + 0.9 * r, y + 0.9 * r], fill=colour)
         case "triangle":
-            draw.polygon([(x, y - r), (x + r, y + 0.8 * r), (x - r, y + 0.8 * r)], fill=colour)
+            draw.polygon([(x, y - 1.1 * r), (x + r, y + 0.7 * r), (x - r, y + 0.7 * r)], fill=colour)
         case "cross":
             arm = 0.34 * r
             draw.rectangle([x - r, y - arm, x + r, y + arm], fill=colour)
@@ -96,12 +97,11 @@ def paint(scene: Scene, rng: random.Random, width: int = 64, height: int = 64) -
     scale = SUPERSAMPLING
     radius = RADII[scene.size] * rng.uniform(0.95, 1.05)
     offset, (dx, dy) = OFFSETS[scene.size], POSITIONS[scene.position]
-    x = 0.5 + dx * offset + rng.uniform(-0.02, 0.02)
-    y = 0.5 + dy * offset + rng.uniform(-0.02, 0.02)
+    x = 0.5 + dx * offset + rng.uniform(-0.015, 0.015)
+    y = 0.5 + dy * offset + rng.uniform(-0.015, 0.015)
     image = Image.new("RGB", (width * scale, height * scale), COLOURS[scene.background])
-    draw_shape(
-        ImageDraw.Draw(image), scene.shape, COLOURS[scene.colour], x * width * scale, y * height * scale, radius * min(width, height) * scale
-    )
+    place = (x * width * scale, y * height * scale, radius * min(width, height) * scale)
+    draw_shape(ImageDraw.Draw(image), scene.shape, COLOURS[scene.colour], *place)
     return np.asarray(image.reduce(scale))
 
 
@@ -132,17 +132,27 @@ SIZE_WORDS: dict[str, tuple[str, ...]] = {
 POSITION_WORDS: dict[str, tuple[str, ...]] = {
     "center": ("in the center", "in the centre", "in the middle", "at the center", "centered", "center", "in the very middle", "middle"),
     "left": ("on the left", "to the left", "at the left", "left side", "on the left side", "left", "at the left edge", "towards the left"),
-    "right": ("on the right", "to the right", "at the right", "right side", "on the right side", "right", "at the right edge", "towards the right"),
+    "right": (
+        "on the right",
+        "to the right",
+        "at the right",
+        "right side",
+        "on the right side",
+        "right",
+        "at the right edge",
+        "towards the right",
+    ),
     "top": ("at the top", "on top", "near the top", "top", "in the upper part", "up high", "at the top edge", "above the middle"),
     "bottom": ("at the bottom", "near the bottom", "bottom", "in the lower part", "down low", "at the bottom edge", "below the middle"),
 }
 BACKGROUND_FORMS = (
     "on a {} background", "on a {} background", "on {}", "on {}", "against {}", "against a {} background", "with a {} background",
-    "{} background", "over {}", "background {}", "the background is {}", "background: {}", "on plain {}", "on a {} wall", "in front of {}",
+    "{} background", "over {}", "background {}", "the background is {}", "background: {}", "on plain {}", "on a {} wall",
+    "in front of {}",
 )  # fmt: skip
 OPENINGS = (
-    "draw", "please draw", "paint", "please paint", "a picture of", "an image of", "show", "show me", "there is", "i want", "we see", "make",
-    "a painting of", "an image with", "a simple drawing of", "picture:",
+    "draw", "please draw", "paint", "please paint", "a picture of", "an image of", "show", "show me", "there is", "i want",
+    "we see", "make", "a painting of", "an image with", "a simple drawing of", "picture:",
 )  # fmt: skip
 
 
@@ -193,6 +203,7 @@ def describe(scene: Scene, rng: random.Random, complete: bool = False) -> str:
     else:
         opening = rng.choice(OPENINGS) + " " if rng.random() < 0.25 else ""
         sentence = opening + rng.choice((" ", " ", ", ")).join((*parts, *rest))
+    sentence = re.sub(r"\ba (?=[aeiou])", "an ", sentence)
     ending = rng.random()
     return sentence + ("." if ending < 0.15 else ", please" if ending < 0.18 else "")
 

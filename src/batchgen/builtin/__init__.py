@@ -1,0 +1,40 @@
+"""The built-in text-to-image model and its demonstration manifest, shipped inside the package.
+
+The model is an ordinary diffusers folder of the Z-Image classes, small enough for any CPU: it paints one shape (circle,
+square, triangle, star, ring, cross) of one of ten colours, small or large, in one of five places, on a plain background,
+as the prompt says. tools/builtin/ in the repository trains and judges it. This package imports no other part of batchgen.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# What the model was trained to do well with; its folder has no place for them.
+DEFAULT_WIDTH = 64
+DEFAULT_HEIGHT = 64
+DEFAULT_STEPS = 9
+# Z-Image counts guidance from 0, which is off and costs one pass a step.
+DEFAULT_GUIDANCE = 0.0
+
+
+def folder() -> Path:
+    """The model's diffusers folder (the one that holds model_index.json).
+
+    Raises FileNotFoundError where the package was installed without its data.
+    """
+    return _data("model/model_index.json").parent
+
+
+def demo_manifest() -> Path:
+    """The manifest that `batchgen demo` renders.
+
+    Raises FileNotFoundError where the package was installed without its data.
+    """
+    return _data("demo.csv")
+
+
+def _data(name: str) -> Path:
+    path = Path(__file__).parent / name
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: this installation of batchgen lacks its data files; install it again")
+    return path
