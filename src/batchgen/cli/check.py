@@ -134,7 +134,7 @@ def _show(summary: ManifestSummary, shown: Sequence[Job], with_model: bool, good
             console.print(f"... and {_count(summary.jobs - len(shown), 'more job')}")
     for notice in summary.warnings:
         console.print(f"warning: {printable(str(notice))}")
-        for example in notice.examples:
+        for example in notice.examples if notice.rows else ():
             console.print(f"    {printable(example)}")
     if not with_model and good:
         console.print("Not checked without --model: which sizes it can make, how long a prompt it reads.")

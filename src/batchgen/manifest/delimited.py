@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from batchgen.errors import Fault
 from batchgen.manifest.blocks import RECORD_LIMIT, Block, nul_fault
 from batchgen.manifest.columns import known_count
-from batchgen.manifest.rows import Cells, Chunk, FileFaultError, NoticeLog
+from batchgen.manifest.notices import NoticeLog
+from batchgen.manifest.rows import Cells, Chunk, FileFaultError
 
 DELIMITERS = (",", ";", "\t", "|")
-QUOTES_KEPT = "a quote that does not close at the end of its field; the field is kept as it is, quotes and all"
 _SEP_LINE = re.compile(r'"?sep=([^"])"?', re.IGNORECASE)
 
 
@@ -173,7 +173,7 @@ class DelimitedReader:
                 else:
                     row, at = record.cells, record.next_line
                     if record.quotes_kept:
-                        self._notices.add("quotes-kept", QUOTES_KEPT, first + begin, _body(lines[begin])[:80])
+                        self._notices.add("quotes-kept", first + begin, _body(lines[begin])[:80])
                 if at != base + reader.line_num:
                     reader, base = csv.reader(iter(lines[at:]), delimiter=delimiter, strict=True), at
             if nuls:

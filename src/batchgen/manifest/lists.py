@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 from batchgen.errors import Fault
 from batchgen.manifest.blocks import Block, blocks, nul_fault
-from batchgen.manifest.rows import Cells, Chunk, FileFaultError, NoticeLog
+from batchgen.manifest.notices import NoticeLog
+from batchgen.manifest.rows import Cells, Chunk, FileFaultError
 
 ROWS_A_CHUNK = 8192
 
@@ -30,9 +31,9 @@ def read_lines(source: Iterator[Block], *, name: str, notices: NoticeLog) -> Ite
                 rows.append(nul_fault(name, number, block.nuls[number]) if number in block.nuls else (text,))
                 starts.append(number)
         if blank:
-            notices.add("blank-rows", "blank lines were skipped", count=blank)
+            notices.add("blank-rows", count=blank)
         if comments:
-            notices.add("comments", "lines beginning with # are comments and were skipped", count=comments)
+            notices.add("comments", count=comments)
         if rows:
             yield Chunk(("prompt",), 1, starts, rows, bool(block.nuls))
 

@@ -9,8 +9,9 @@ from typing import Any
 from batchgen.errors import ManifestError
 from batchgen.jobs import SEED_LIMIT, Job, SeedSource, job_key, picture_seed, seed_from_row
 from batchgen.manifest.columns import COLUMNS
+from batchgen.manifest.notices import NoticeLog
 from batchgen.manifest.options import ManifestOptions
-from batchgen.manifest.rows import FileFaultError, NoticeLog
+from batchgen.manifest.rows import FileFaultError
 from batchgen.manifest.schema import SETTINGS, Row
 from batchgen.manifest.stream import RowStream, identity
 from batchgen.manifest.survey import pictures_of

@@ -9,19 +9,8 @@ import operator
 import re
 from collections.abc import Sequence
 
-from batchgen.manifest.rows import NoticeLog
+from batchgen.manifest.notices import NoticeLog
 
-SYNTAX = {
-    "lora-tag": "<lora:...> in a prompt is plain text here; use the lora column",
-    "wildcard": "__wildcards__ in a prompt are plain text here",
-    "choice": "{a|b} in a prompt is plain text here",
-    "break": "BREAK in a prompt is plain text here",
-    "flag": "a prompt holds pasted flags (--name); they are plain text here, and columns or options set them",
-    "escape": r"\( and \) in a prompt are plain text here, backslash and all",
-    "weight": "(weights:1.3), ((emphasis)) and [brackets] in a prompt are plain text here",
-}
-CONTROL = "a prompt holds control characters; they are kept, and shown escaped"
-EDGES = "a prompt begins or ends with white space; it is kept"
 _SYNTAX = re.compile(
     r"(?P<lora_tag><(?:lora|lyco|lycoris|hypernet):[^<>\n]*>)"
     r"|(?P<wildcard>(?<!\w)__[\w/*-]+?__(?!\w))"
@@ -47,11 +36,11 @@ def scan(lines: Sequence[int], prompts: Sequence[str], notices: NoticeLog) -> No
     if not joined.isprintable() and _CONTROL.search(joined):
         for line, prompt in zip(lines, prompts, strict=True):
             if not prompt.isprintable() and _CONTROL.search(prompt):
-                notices.add("control-characters", CONTROL, line)
+                notices.add("control-characters", line)
     if any(map(operator.ne, prompts, map(str.strip, prompts))):
         for line, prompt in zip(lines, prompts, strict=True):
             if prompt != prompt.strip():
-                notices.add("outer-space", EDGES, line)
+                notices.add("outer-space", line)
 
 
 def _scan_one(line: int, prompt: str, notices: NoticeLog) -> None:
@@ -60,4 +49,4 @@ def _scan_one(line: int, prompt: str, notices: NoticeLog) -> None:
         kind = (match.lastgroup or "").replace("_", "-")
         if kind not in seen:
             seen.add(kind)
-            notices.add(kind, SYNTAX[kind], line, match.group()[:80])
+            notices.add(kind, line, match.group()[:80])

@@ -9,10 +9,11 @@ from batchgen.errors import Fault, UsageError
 from batchgen.manifest.blocks import blocks
 from batchgen.manifest.delimited import DelimitedReader
 from batchgen.manifest.lists import read_folder, read_lines
+from batchgen.manifest.notices import NoticeLog
 from batchgen.manifest.objects import read_json_array, read_json_lines
 from batchgen.manifest.options import KINDS, ManifestOptions
 from batchgen.manifest.parquet import read_parquet
-from batchgen.manifest.rows import Chunk, FileFaultError, NoticeLog
+from batchgen.manifest.rows import Chunk, FileFaultError
 
 _BY_SUFFIX = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".txt": "txt",
               ".parquet": "parquet", ".pq": "parquet"}

@@ -1,10 +1,9 @@
-"""What readers hand on: rows as cells with line numbers, and the collectors of faults and notices."""
+"""What readers hand on: rows as cells with line numbers, and the collector of faults."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TextIO
 
 from batchgen.errors import Fault
@@ -60,59 +59,3 @@ class FaultLog:
 def one_line(fault: Fault) -> str:
     """A fault on one line, whatever its texts hold."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(fault))
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """A warning about a kind of thing, with the rows it was seen in (the first few) and how many there were."""
-
-    kind: str
-    message: str
-    rows: tuple[int, ...] = ()
-    count: int = 0
-    examples: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        if not self.rows:
-            return self.message
-        more = f" and {self.count - len(self.rows)} more" if self.count > len(self.rows) else ""
-        return f"{self.message}: row{'s' if self.count > 1 else ''} {', '.join(map(str, self.rows))}{more}"
-
-
-@dataclass(slots=True)
-class _Seen:
-    message: str
-    rows: list[int] = field(default_factory=list)
-    count: int = 0
-    examples: list[str] = field(default_factory=list)
-
-
-class NoticeLog:
-    """Notices by kind: each is told once, with its first rows."""
-
-    ROWS = 10
-    EXAMPLES = 3
-
-    def __init__(self) -> None:
-        self._seen: dict[str, _Seen] = {}
-
-    def add(self, kind: str, message: str, row: int | None = None, example: str | None = None, count: int = 1) -> None:
-        seen = self._seen.setdefault(kind, _Seen(message))
-        seen.count += count
-        if row is not None:
-            # the lowest row numbers, in whatever order they come
-            if len(seen.rows) < self.ROWS:
-                seen.rows.append(row)
-            elif row < max(seen.rows):
-                seen.rows = heapq.nsmallest(self.ROWS, [*seen.rows, row])
-        if example is not None and len(seen.examples) < self.EXAMPLES:
-            seen.examples.append(example)
-
-    def count(self, kind: str) -> int:
-        return self._seen[kind].count if kind in self._seen else 0
-
-    @property
-    def notices(self) -> tuple[Notice, ...]:
-        return tuple(
-            Notice(kind, seen.message, tuple(sorted(seen.rows)), seen.count, tuple(seen.examples)) for kind, seen in self._seen.items()
-        )

@@ -15,14 +15,11 @@ from batchgen.errors import Fault
 from batchgen.jobs import row_hash
 from batchgen.manifest.columns import Layout
 from batchgen.manifest.lengths import LengthCheck
+from batchgen.manifest.notices import NoticeLog
 from batchgen.manifest.options import ManifestOptions
 from batchgen.manifest.readers import Reader
-from batchgen.manifest.rows import Cells, Chunk, FileFaultError, NoticeLog
+from batchgen.manifest.rows import Cells, Chunk, FileFaultError
 from batchgen.manifest.schema import Row, RowReader
-
-DROPPED = "rows dropped by --dedupe: the id, or the row with its seed, stood before"
-ID_CASE = "ids differ only in upper and lower case, or in composition, from an earlier one; their files get different names"
-SAME = "rows equal to an earlier one, seed included, give the same picture again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +116,7 @@ class RowStream:
                 return
             if not isinstance(cells, Fault) and self._is_blank(cells):
                 self.blank += 1
-                self.notices.add("blank-rows", "blank rows were skipped")
+                self.notices.add("blank-rows")
                 continue
             index, self.index = self.index, self.index + 1
             if isinstance(cells, Fault):
@@ -151,14 +148,14 @@ class RowStream:
                 fault = self._fault(row, layout, "id", name, "this id stands in an earlier row", fix, "duplicate-id")
                 return Entry(index, row.line, None, (fault,))
             if verdict == "case":
-                self.notices.add("id-case", ID_CASE, row.line, name[:80])
+                self.notices.add("id-case", row.line, name[:80])
         elif isinstance(row.said.get("seed"), int):
             # for a mere warning, equal texts are enough
             picture = identity(row.said) if self.options.dedupe else known_hash(layout, cells)
             if picture in self.pictures and self.options.dedupe:
                 return self._dropped(index, row)
             if picture in self.pictures:
-                self.notices.add("same-picture", SAME, row.line)
+                self.notices.add("same-picture", row.line)
             self.pictures.add(picture)
         if self.lengths is not None and self.options.on_truncate == "error":
             prompt = str(row.said["prompt"])
@@ -168,7 +165,7 @@ class RowStream:
         return Entry(index, row.line, row)
 
     def _dropped(self, index: int, row: Row) -> Entry:
-        self.notices.add("dropped", DROPPED, row.line)
+        self.notices.add("dropped", row.line)
         return Entry(index, row.line, None)
 
     def _fault(self, row: Row, layout: Layout, field: str, value: str, message: str, fix: str, kind: str) -> Fault:

@@ -13,8 +13,9 @@ from batchgen.manifest import prompts
 from batchgen.manifest.bulk import Bulk
 from batchgen.manifest.columns import COLUMNS, Layout
 from batchgen.manifest.faultfile import fault_file
+from batchgen.manifest.notices import Notice, NoticeLog
 from batchgen.manifest.options import ManifestOptions
-from batchgen.manifest.rows import Chunk, FaultLog, FileFaultError, Notice, NoticeLog
+from batchgen.manifest.rows import Chunk, FaultLog, FileFaultError
 from batchgen.manifest.schema import Row
 from batchgen.manifest.stream import RowStream
 from batchgen.outputs.names import parse_template
@@ -140,19 +141,19 @@ class _Survey:
         self.shapes[shape_of(row)] += pictures_of(row) * len(lines)
         if row.snapped:
             asked = ", ".join(f"{field} {value} became {row.settings[field]}" for field, value in row.snapped)
-            self._note("snapped", "sizes that the model cannot make were changed by --snap", lines, asked)
+            self._note("snapped", lines, asked)
         rules = self.options.rules
         if rules is not None and not rules.is_video and ("num_frames" in row.said or "fps" in row.said):
-            self._note("frames-ignored", "the model makes pictures, not clips: frames and fps do nothing", lines)
+            self._note("frames-ignored", lines)
 
     def _tell(self, drawn: Sequence[int], negatives: Sequence[int]) -> None:
-        self._note("drawn", "seeds are drawn when the run begins, and recorded", drawn)
+        self._note("drawn", drawn)
         if self.options.takes_negative_prompt is False:
-            self._note("negative-ignored", "the model takes no negative prompt; it does nothing", negatives)
+            self._note("negative-ignored", negatives)
 
-    def _note(self, kind: str, message: str, lines: Sequence[int], example: str | None = None) -> None:
+    def _note(self, kind: str, lines: Sequence[int], example: str | None = None) -> None:
         for line in lines:
-            self.notices.add(kind, message, line, example)
+            self.notices.add(kind, line, example)
 
     def _prompts(self, lines: Sequence[int], texts: Sequence[str]) -> None:
         prompts.scan(lines, texts, self.notices)
@@ -163,10 +164,9 @@ class _Survey:
             if lost is None:
                 continue
             if lost.by_all:
-                message = "prompts longer than every text encoder reads; their ends are lost"
-                self.notices.add("truncated", message, line, f"{lost.text}; lost: {lost.tail[:120]!r}")
+                self.notices.add("truncated", line, f"{lost.text}; lost: {lost.tail[:120]!r}")
             else:
-                self.notices.add("partly-read", "prompts that one text encoder reads whole and another cuts", line, lost.text)
+                self.notices.add("partly-read", line, lost.text)
 
     def _finish(self) -> None:
         if not self.log.total and self.stream.index == 0:
@@ -179,10 +179,9 @@ class _Survey:
             columns = [*self.stream.extra, *(column.name for column in COLUMNS)]
             parse_template(self.options.name_template, extension=self.options.extension, columns=columns)
         if self.options.takes_negative_prompt is False and self.options.defaults.negative_prompt is not None:
-            self.notices.add("default-negative-ignored", "the model takes no negative prompt; --negative-prompt does nothing")
+            self.notices.add("default-negative-ignored")
         if self.stream.lengths is not None and self.stream.lengths.unread:
-            names = ", ".join(self.stream.lengths.unread)
-            self.notices.add("not-counted", f"prompt lengths are not checked against {names}: its files are of no known kind")
+            self.notices.add("not-counted", example=", ".join(self.stream.lengths.unread))
         if self.stream.extra:
             names = ", ".join(repr(name[:60]) for name in list(self.stream.extra)[:20])
-            self.notices.add("extra-columns", f"columns carried into the results as they are: {names}", count=len(self.stream.extra))
+            self.notices.add("extra-columns", example=names, count=len(self.stream.extra))

@@ -50,10 +50,11 @@ def check_jobs(jobs: list[Job], rows: list[tuple[str, str, str]], folder: Path) 
 
 
 @settings(max_examples=80, deadline=None)
-@given(ROWS, st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL]), st.sampled_from([",", ";", "\t"]), st.sampled_from(["\n", "\r\n"]))
-def test_through_csv(rows: list[tuple[str, str, str]], quoting: int, delimiter: str, line_end: str) -> None:
+# with "\n" alone, some versions of the writer leave a carriage return unquoted, which ends the line for every reader
+@given(ROWS, st.sampled_from([(csv.QUOTE_ALL, "\n"), (csv.QUOTE_ALL, "\r\n"), (csv.QUOTE_MINIMAL, "\r\n")]), st.sampled_from([",", ";", "\t"]))
+def test_through_csv(rows: list[tuple[str, str, str]], form: tuple[int, str], delimiter: str) -> None:
     text = io.StringIO(newline="")
-    writer = csv.writer(text, quoting=quoting, delimiter=delimiter, lineterminator=line_end)
+    writer = csv.writer(text, quoting=form[0], delimiter=delimiter, lineterminator=form[1])
     writer.writerow(["prompt", "negative_prompt", "remark"])
     writer.writerows(rows)
     with tempfile.TemporaryDirectory() as folder:
