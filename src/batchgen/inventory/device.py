@@ -22,7 +22,7 @@ from batchgen.units import GIB
 
 PLATFORMS: tuple[Platform, ...] = ("cuda", "mps", "cpu")
 # Of the NVIDIA driver on Linux: its control device, the one of WSL, and that of Jetson boards.
-_DRIVER_MARKS = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl", "/proc/driver/nvidia/version")
+_DRIVER_MARKS = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvmap", "/proc/driver/nvidia/version")
 # Metal's own advice for the share of unified memory that one process should use.
 _MPS_SHARE = 0.75
 

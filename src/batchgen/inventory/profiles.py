@@ -281,7 +281,11 @@ def find_profile(model: ModelFacts | None, *, name: str | None = None, file: Pat
 def profile_of_id(source: str) -> Profile | None:
     """The profile that lists this hub id (letter case aside), or None."""
     wanted = source.lower()
-    for entry in all_profiles().values():
+    for path in _files(config_dir()).values():
+        # Reading is cheap, parsing forty files is not: most of them do not even hold the words.
+        if wanted not in path.read_text(encoding="utf-8").lower():
+            continue
+        entry = read_profile(path)
         if any(model.lower() == wanted for model in entry.profile.models):
             return entry.for_model(source, f"model id {source}")
     return None
