@@ -63,6 +63,8 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
         help="Free device memory (GiB) from which components stay on the device.",
     ),
     click.option("--batch-size", metavar="N|auto", callback=_batch_size, help="Jobs in one batch; auto (default): what fits."),
+    click.option("--profile", metavar="NAME", help="Deployment profile, instead of the one found for the model."),
+    click.option("--profile-file", metavar="FILE", help="Your own deployment profile (TOML); see docs/residency.md."),
     click.option("--force", is_flag=True, help="Go on with a plan that does not fit."),
 )  # fmt: skip
 _FIELDS = tuple(Overrides.__dataclass_fields__)

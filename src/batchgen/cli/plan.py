@@ -37,8 +37,6 @@ class Subject:
 @click.command(help="Decide where each component of a model lives, and explain it. Renders nothing.")
 @click.argument("manifest", required=False)
 @model_options
-@click.option("--profile", metavar="NAME", help="Deployment profile, instead of the one found for the model.")
-@click.option("--profile-file", type=click.Path(path_type=Path), metavar="FILE", help="Your own deployment profile (TOML).")
 @click.option("--model-facts", "facts_file", type=click.Path(path_type=Path), metavar="FILE", help="A model by its numbers (JSON).")
 @click.option("--device", "--devices", "devices", multiple=True, metavar="LIST", help="Devices at hand: cuda:0, cuda, a UUID, mps, cpu.")
 @click.option("--device-memory", multiple=True, metavar="TOTAL[:AVAILABLE]", help="A device that is not here, in GiB; once a device.")
@@ -53,14 +51,15 @@ class Subject:
 @click.option("--explain", is_flag=True, help="The whole trail of decisions.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
-    manifest: str | None, model: str | None, model_options: ModelOptions, profile: str | None, profile_file: Path | None,
+    manifest: str | None, model: str | None, model_options: ModelOptions,
     facts_file: Path | None, devices: tuple[str, ...], device_memory: tuple[str, ...], gpus: tuple[str, ...], platform: str | None,
     overrides: Overrides, workload: WorkloadOptions, compare: tuple[str, ...], rehearse: bool | None, policy_only: bool,
     show_residency: bool, explain: bool, as_json: bool,
 ) -> int:  # fmt: skip
     if manifest is not None and manifest != "-" and not Path(manifest).exists():
         raise UsageError(f"there is no manifest {manifest!r}", hint="Name a file that is there, or leave it out.")
-    subject = Subject(model, replace(model_options, download=False), facts_file, profile, profile_file)
+    own_profile = Path(overrides.profile_file) if overrides.profile_file is not None else None
+    subject = Subject(model, replace(model_options, download=False), facts_file, overrides.profile, own_profile)
     if compare:
         show_compared(compare, subject, overrides, manifest, workload, as_json=as_json)
         return 0

@@ -115,7 +115,8 @@ def gather(request: RenderRequest) -> Facts:
     found = model.resolve(
         request.model, request.model_options, platform=platform, on_progress=DownloadLines(request.model, quiet=request.run.quiet),
     )
-    profile = find_profile(found)
+    own = request.overrides.profile_file
+    profile = find_profile(found, name=request.overrides.profile, file=Path(own) if own is not None else None)
     plan = make_plan(PlanFacts(found, profile, platform, devices, request.overrides))
     return Facts(found, profile, platform, devices, plan)
 

@@ -35,6 +35,8 @@ class Overrides:
     keep_resident_min_available_gb: float | Literal["never"] | None = None
     batch_size: int | None = None  # None: auto
     force: bool = False  # run a plan that does not fit
+    profile: str | None = None  # a shipped profile's name, instead of the one found for the model
+    profile_file: str | None = None  # the user's own profile
 
 
 @dataclass(frozen=True, slots=True)
