@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 SHAPES_SHOWN = 12
 STDIN = "<stdin>"
+PICTURE_INPUTS = frozenset({"image", "last_image", "mask", "strength"})  # what a run can carry out, if its model takes it
 
 
 @click.command(epilog="Exit codes: 0 no faults; 2 faults.")
@@ -49,8 +50,7 @@ def command(
     cat prompts.txt | batchgen check - --format txt
     """
     options = replace(manifest_options, limit=limit)
-    if model is not None:
-        options = with_model(options, model, model_options)
+    options = with_model(options, model, model_options) if model is not None else replace(options, inputs_supported=PICTURE_INPUTS)
     with manifest_file(manifest, options.format) as (path, shown):
         options = replace(options, shown_as=shown)
         summary = survey(path, options)
@@ -85,13 +85,14 @@ def with_model(options: ManifestOptions, model: str, model_options: ModelOptions
     from batchgen.cli.request import model_stem, with_profile
     from batchgen.inventory.model import resolve
     from batchgen.inventory.profiles import find_profile
-    from batchgen.inventory.prompt_limits import prompt_limits
+    from batchgen.inventory.prompt_limits import picture_inputs, prompt_limits, takes_negative_prompt
     from batchgen.inventory.rules import size_rules
 
     facts = resolve(model, replace(model_options, download=False), platform="cpu")
     profile = find_profile(facts)
     return replace(
         options, defaults=with_profile(options.defaults, profile), rules=size_rules(facts), tokenizers=prompt_limits(facts),
+        inputs_supported=PICTURE_INPUTS & picture_inputs(facts), takes_negative_prompt=takes_negative_prompt(facts),
         model_name=model_stem(model), model_revision=facts.revision, extension=".mp4" if profile.task == "video" else ".png",
     )
 

@@ -16,7 +16,7 @@ from batchgen.cli.settings import Resolved
 from batchgen.execute.settings import EngineSettings, OutputSettings
 from batchgen.inventory import rules
 from batchgen.inventory.model import ModelOptions
-from batchgen.inventory.prompt_limits import prompt_limits
+from batchgen.inventory.prompt_limits import picture_inputs, prompt_limits, takes_negative_prompt
 from batchgen.inventory.records import DeviceFacts, ModelFacts, Platform, Profile
 from batchgen.manifest.options import JobDefaults, ManifestOptions
 from batchgen.plan.records import Overrides, Plan
@@ -73,7 +73,8 @@ def manifest_options(request: RenderRequest, facts: Facts) -> ManifestOptions:
     return replace(
         given, defaults=with_profile(given.defaults, facts.profile), extension="" if extension == ".png" and video else extension,
         model_name=model_stem(request.model), model_revision=facts.model.revision, rules=rules.size_rules(facts.model),
-        tokenizers=prompt_limits(facts.model), inputs_supported=PICTURE_INPUTS,
+        tokenizers=prompt_limits(facts.model), inputs_supported=PICTURE_INPUTS & picture_inputs(facts.model),
+        takes_negative_prompt=takes_negative_prompt(facts.model),
         pixel_settings=tuple(sorted((name, str(value)) for name, value in engine_pixels(request, facts).items())),
         limit=request.run.limit,
     )

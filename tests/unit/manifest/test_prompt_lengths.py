@@ -11,7 +11,7 @@ import pytest
 from manifestkit import CASES, faults_of, jobs_of, options, write
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from batchgen.inventory.prompt_limits import TextEncoderLimit, pipeline_cut, prompt_limits
+from batchgen.inventory.prompt_limits import TextEncoderLimit, picture_inputs, pipeline_cut, prompt_limits, takes_negative_prompt
 from batchgen.inventory.records import ModelFacts
 from batchgen.manifest import check
 from batchgen.manifest.lengths import LengthCheck
@@ -120,6 +120,22 @@ def test_limits_come_from_the_tokenizers_and_the_pipelines_own_call(tmp_path: Pa
 )
 def test_the_length_a_pipeline_cuts_to_is_read_from_its_source(class_name: str, tokens: int | None) -> None:
     assert pipeline_cut(class_name) == tokens
+
+
+@pytest.mark.parametrize(
+    ("class_name", "takes"), [("FluxPipeline", True), ("QwenImagePipeline", True), ("Flux2Pipeline", False), ("Nope", None)]
+)
+def test_whether_a_pipeline_takes_a_negative_prompt_is_read_from_its_source(class_name: str, takes: bool | None) -> None:
+    assert takes_negative_prompt(ModelFacts("m", "folder", None, "r", class_name, ())) is takes
+
+
+@pytest.mark.parametrize(
+    ("class_name", "takes"),
+    [("FluxPipeline", set()), ("QwenImageEditPipeline", {"image"}), ("FluxInpaintPipeline", {"image", "mask", "strength"}),
+     ("WanImageToVideoPipeline", {"image", "last_image"}), ("Nope", {"image", "last_image", "mask", "strength"})],
+)
+def test_which_pictures_a_pipeline_takes_is_read_from_its_source(class_name: str, takes: set[str]) -> None:
+    assert picture_inputs(ModelFacts("m", "folder", None, "r", class_name, ())) == takes
 
 
 def test_counting_loads_no_torch(tmp_path: Path) -> None:
