@@ -311,3 +311,25 @@ def test_planning_writes_nothing(capsys: pytest.CaptureFixture[str], folder: Pat
     before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
     planned(capsys, "--model", str(folder), "--device-memory", "24")
     assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
+
+
+def test_a_run_takes_the_same_profile_options(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from batchgen.cli.rendering import gather
+    from batchgen.cli.request import RenderRequest
+    from batchgen.cli.run_options import RunOptions
+    from batchgen.inventory.options import ModelOptions
+    from batchgen.manifest.options import ManifestOptions
+    from batchgen.plan.records import Overrides
+
+    file = tmp_path / "mine.toml"
+    file.write_text('name = "mine"\ntask = "image"\nsource = "me"\n[defaults]\nsteps = 3\n', encoding="utf-8")
+
+    def gathered(**overrides: str) -> Any:
+        request = RenderRequest(
+            "p.csv", str(folder), ModelOptions(), Overrides(**overrides), ManifestOptions(), RunOptions(devices=("cpu",)), ()
+        )  # type: ignore[arg-type]
+        return gather(request)
+
+    assert gathered().profile.name == "z-image-turbo"
+    assert gathered(profile="mova").plan.profile == "mova"
+    assert gathered(profile_file=str(file)).profile.defaults == (("steps", 3),)
