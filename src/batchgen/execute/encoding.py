@@ -18,10 +18,9 @@ from batchgen.events import FailureKind
 from batchgen.execute.guidance import GuidanceRules
 from batchgen.execute.pictures import read_inputs
 from batchgen.execute.runner import Runner, Task, call_arguments
-from batchgen.execute.stages import DECODE, DENOISE, Stage, Stages, call_stage, split_rows, to_device
+from batchgen.execute.stages import DECODE, DENOISE, Stage, Stages, call_stage, split_rows, to_host
 from batchgen.execute.windows import BatchSizes, EncodedCache, Row
 
-CPU = torch.device("cpu")
 NEGATIVE = "negative_"
 
 
@@ -119,7 +118,7 @@ class Encoding:
         wanted = {name: value for name, value in outputs.items() if value is not None and self._is_wanted(stage, name)}
         split = {name: split_rows(value, len(texts)) for name, value in wanted.items()}
         for index, text in enumerate(texts):
-            made = {name: to_device(values[index], CPU) for name, values in split.items()}
+            made = {name: to_host(values[index]) for name, values in split.items()}
             self._put(found, ("prompt", stage.name, text.prompt), {k: v for k, v in made.items() if not k.startswith(NEGATIVE)})
             if pair:
                 self._put(found, ("negative", stage.name, text.negative), {k: v for k, v in made.items() if k.startswith(NEGATIVE)})
@@ -187,7 +186,7 @@ class Encoding:
             outputs = call_stage(stage, arguments | fitted, guiders)
         # a list from an encoder of pictures is one row's own (several reference pictures), not one element a row
         values = {
-            name: to_device(value if isinstance(value, list) else split_rows(value, 1)[0], CPU) for name, value in outputs.items()
+            name: to_host(value if isinstance(value, list) else split_rows(value, 1)[0]) for name, value in outputs.items()
             if value is not None and name not in ("height", "width") and self._is_wanted(stage, name)
         }
         seconds = time.perf_counter() - started

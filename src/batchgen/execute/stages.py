@@ -20,6 +20,7 @@ from batchgen.errors import ModelError
 from batchgen.execute.families import Family, find_family
 from batchgen.execute.guidance import is_guider_name
 from batchgen.execute.load import ModelFolder, signature_defaults
+from batchgen.execute.memory import to_host as host_copy
 from batchgen.execute.ordinary import OrdinaryCall
 
 DENOISE, DECODE, PIPELINE = "denoise", "decode", "pipeline"
@@ -297,6 +298,19 @@ def to_device(value: Any, device: torch.device) -> Any:
         return type(value)(to_device(element, device) for element in value)
     if isinstance(value, dict):
         return {key: to_device(element, device) for key, element in value.items()}
+    return value
+
+
+def to_host(value: Any) -> Any:
+    """Like `to_device`, into host memory of its own: nothing that is carried holds a batch's memory on the device, a CPU included."""
+    if isinstance(value, torch.Tensor):
+        return host_copy(value)
+    if isinstance(value, Item):
+        return Item(to_host(value.value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(to_host(element) for element in value)
+    if isinstance(value, dict):
+        return {key: to_host(element) for key, element in value.items()}
     return value
 
 
