@@ -80,7 +80,9 @@ class Encoding:
         def served_keys(texts: Sequence[Text]) -> tuple[str, ...]:
             return tuple(row.job.key for text in texts for row in served.get(text.prompt, ()))
 
-        kinds = self._plan(list(prompts), list(negatives), str(any_prompt))
+        family = self.stages.family
+        pairs_only = gives_negatives and family is not None and family.pairs_only
+        kinds = self._plan(list(prompts), list(negatives), str(any_prompt), pairs_only=pairs_only)
         tasks = [Task(None, kind, self.sizes.of(stage.name, None, None), work, fail, served_keys) for kind in kinds]
         self.runner.run(stage, tasks, self.stages.named(DENOISE).components)
         self._hand_out(stage, rows, keys, found, reasons)
@@ -94,8 +96,11 @@ class Encoding:
         return row.job.negative_prompt
 
     @staticmethod
-    def _plan(prompts: list[str], negatives: list[str | None], any_prompt: str) -> list[list[Text]]:
-        """Batches of one kind: negatives with a prompt that is needed anyway, the one for None apart, then the other prompts."""
+    def _plan(prompts: list[str], negatives: list[str | None], any_prompt: str, *, pairs_only: bool = False) -> list[list[Text]]:
+        """Batches of one kind: negatives with a prompt that is needed anyway, the one for None apart, then the other prompts.
+
+        pairs_only: those take a negative along all the same, as in the ordinary call.
+        """
         left = list(prompts)
 
         def partner() -> str:
@@ -103,6 +108,9 @@ class Encoding:
 
         named = [Text(partner(), negative, pair=True) for negative in negatives if negative is not None]
         nothing = [Text(partner(), None, pair=True)] if None in negatives else []
+        if pairs_only:
+            nothing += [Text(prompt, None, pair=True) for prompt in left]
+            left = []
         return [kind for kind in (named, nothing, [Text(prompt) for prompt in left]) if kind]
 
     def _encode(self, stage: Stage, texts: Sequence[Text], found: dict[Hashable, dict[str, Any]], served: dict[str, list[Row]]) -> None:

@@ -20,6 +20,7 @@ class Family:
     having: tuple[str, ...] = ()  # settings of the index that must be set and true
     lacking: tuple[str, ...] = ()  # settings that must be unset or false
     guider: tuple[tuple[str, Any], ...] = ()  # guider settings where the ordinary pipeline's formula is not the stock guider's
+    pairs_only: bool = False  # the text stage cannot encode prompts without negatives
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -33,10 +34,10 @@ FAMILIES: tuple[Family, ...] = (
     Family("StableDiffusion3Pipeline", "StableDiffusion3AutoBlocks"),
     Family("StableDiffusionXLPipeline", "StableDiffusionXLAutoBlocks"),
     # the blocks know neither a timestep for every token nor that VAE's scale: such models take the ordinary call
-    Family("WanPipeline", "Wan22Blocks", having=("boundary_ratio",), lacking=("expand_timesteps",)),
-    Family("WanPipeline", "WanBlocks", lacking=("expand_timesteps",)),
-    Family("WanImageToVideoPipeline", "Wan22Image2VideoBlocks", having=("boundary_ratio",), lacking=("expand_timesteps",)),
-    Family("WanImageToVideoPipeline", "WanImage2VideoAutoBlocks", lacking=("expand_timesteps",)),
+    Family("WanPipeline", "Wan22Blocks", having=("boundary_ratio",), lacking=("expand_timesteps",), pairs_only=True),
+    Family("WanPipeline", "WanBlocks", lacking=("expand_timesteps",), pairs_only=True),
+    Family("WanImageToVideoPipeline", "Wan22Image2VideoBlocks", having=("boundary_ratio",), lacking=("expand_timesteps",), pairs_only=True),
+    Family("WanImageToVideoPipeline", "WanImage2VideoAutoBlocks", lacking=("expand_timesteps",), pairs_only=True),
     Family("LTXPipeline", "LTXAutoBlocks"),
     Family("LTX2Pipeline", "LTX2AutoBlocks"),
     Family("HunyuanVideo15Pipeline", "HunyuanVideo15AutoBlocks"),
