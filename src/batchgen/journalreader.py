@@ -112,6 +112,7 @@ class JournalReader:
         for row in self._pages():
             job = Job.from_json(row["job"])
             fields: dict[str, Any] = {name: value for name, value in asdict(job).items() if name != "extra"}
+            fields["snapped"] = ", ".join(f"{field} {asked}" for field, asked in job.snapped)  # what was asked for
             fields["output"] = row["output"]
             beyond = json.loads(row["settings"] or "{}")
             fields.update({name: value for name, value in beyond.items() if fields.get(name, ...) is None})

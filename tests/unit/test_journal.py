@@ -75,6 +75,12 @@ def test_a_row_that_comes_back_is_still_done(journal: Journal) -> None:
     assert states(journal) == {"a": "pending", "b": "done"}
 
 
+def test_a_snapped_size_is_told_beside_the_one_asked_for(journal: Journal) -> None:
+    journal.ingest([replace(make_job("a", 0), width=64, snapped=(("width", 65), ("num_frames", 6)))])
+    row = next(journal.rows())
+    assert (row["width"], row["snapped"]) == (64, "width 65, num_frames 6")
+
+
 def test_a_known_job_keeps_its_path_when_its_row_moves(journal: Journal) -> None:
     journal.ingest([make_job("a", 0)])
     moved = make_job("a", 7)

@@ -43,6 +43,8 @@ def settings_for(
         if value is not None:
             record.setdefault(name, value)
     record.update({name: text for name, text in run.items() if name not in record})
+    if job.snapped:
+        record["asked"] = dict(job.snapped)  # before --snap took the nearest that the model can make
     record["batch"] = batch
     record["flags"] = list(flags)
     record["batchgen_version"] = __version__

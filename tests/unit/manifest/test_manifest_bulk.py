@@ -52,12 +52,12 @@ def _shapes(summary: ManifestSummary) -> list[tuple[str, int]]:
 
 def compare(path: Path) -> None:
     rules = SizeRules(width_multiple=16, height_multiple=16, frames_step=4, frames_offset=1, is_video=True)
-    for given in (
+    for chosen in (
         options(), options(rules=rules, skip_invalid=True), options(rules=rules, snap=True, skip_invalid=True, takes_negative_prompt=False),
         options(rules=replace(rules, is_video=False), limit=3, negative_prompt="noise", takes_negative_prompt=False),
         options(dedupe=True, allow_empty_prompt=True, skip_invalid=True),
     ):
-        assert found(path, given, at_once=True) == found(path, given, at_once=False)
+        assert found(path, chosen, at_once=True) == found(path, chosen, at_once=False)
 
 
 @st.composite

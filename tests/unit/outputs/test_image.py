@@ -49,6 +49,12 @@ def test_what_the_model_chose_itself_is_told(tmp_path: Path) -> None:
     assert json.loads(texts[RECORD])["steps"] == 50
 
 
+def test_a_size_that_was_snapped_is_told_beside_the_one_asked_for() -> None:
+    texts = settings_for(job(snapped=(("width", 41),)), RUN, 1)
+    assert (texts["width"], json.loads(texts[RECORD])["asked"]) == ("40", {"width": 41})
+    assert "asked" not in json.loads(settings_for(job(), RUN, 1)[RECORD])
+
+
 PROMPTS = {
     "latin": "café crème",
     "beyond latin-1": "猫と宇宙 🐈‍⬛ “quoted”",
