@@ -21,6 +21,7 @@ import torch
 from batchgen.errors import ModelError, RunStoppedError
 from batchgen.events import Emit, Event, FailureKind, LatentsSpooled, WorkerReady
 from batchgen.execute.components import Components
+from batchgen.execute.confirm import confirm_device
 from batchgen.execute.encoding import Encoding
 from batchgen.execute.guidance import GuidanceRules
 from batchgen.execute.load import ModelFolder, quiet_libraries
@@ -341,6 +342,12 @@ class Engine:
         spool = Path(self.settings.run_folder) / "spool"
         for path in spool.glob(f"{self.worker}-{window.number}-*.safetensors"):
             path.unlink(missing_ok=True)
+
+
+def open_engine(worker: int, settings: EngineSettings, plan: Plan, emit: Emit) -> Engine:
+    """An engine on a device that torch has confirmed. Raises PlanRefusedError where it is not the one planned for."""
+    confirm_device(plan.devices, settings.device)
+    return Engine(worker, settings, plan, emit)
 
 
 def input_names(job: Job) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ class EngineSettings:
     extra: tuple[tuple[str, str], ...] = field(default=())
 
 
-ENGINE = "batchgen.execute.engine:Engine"
+ENGINE = "batchgen.execute.engine:open_engine"
 
 
 @dataclass(frozen=True, slots=True)
