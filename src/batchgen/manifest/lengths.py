@@ -60,11 +60,12 @@ class LengthCheck:
     def lost(self, prompt: str) -> Lost | None:
         """What is lost of the prompt, or None where every encoder reads all of it."""
         # a token stands for a byte at least, but for a word mark at the front
-        if not self._encoders or len(prompt.encode("utf-8", "replace")) <= self._safe_bytes:
+        size = len(prompt.encode("utf-8", "replace"))
+        if not self._encoders or size <= self._safe_bytes:
             return None
         texts, tails, whole = [], [], bool(self.unread)
         for encoder in self._encoders:
-            count, tail = encoder.measure(prompt, encoder.room)
+            count, tail = (0, "") if size <= encoder.room - 2 else encoder.measure(prompt, encoder.room)
             if count <= encoder.room:
                 whole = True
                 continue

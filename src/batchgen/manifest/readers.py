@@ -25,6 +25,9 @@ def find_kind(path: str, options: ManifestOptions) -> str:
     shown = options.shown_as or path
     if not os.path.exists(path):
         raise UsageError(f"there is no manifest {shown!r}", option="MANIFEST")
+    if not os.path.isfile(path) and not os.path.isdir(path):
+        hint = "Hand it over on standard input: batchgen ... - --format KIND < it"
+        raise UsageError(f"{shown!r} is a pipe or a device, and a manifest is read twice", option="MANIFEST", hint=hint)
     kinds = ", ".join(KINDS)
     if options.format is not None:
         kind = _FORMATS.get(options.format.casefold(), options.format.casefold())
@@ -85,6 +88,6 @@ class Reader:
                             prompt_column=self._options.prompt_column, notices=self._notices,
                         )
                         yield from self._delimited
-            except (PermissionError, IsADirectoryError) as error:
-                fault = Fault(self.name, None, None, None, f"cannot be read: {error.strerror}", "check its permissions", "unreadable")
-                raise FileFaultError(fault) from None
+            except OSError as error:
+                what = f"cannot be read: {error.strerror or error}"
+                raise FileFaultError(Fault(self.name, None, None, None, what, "check its permissions and its disk", "unreadable")) from None

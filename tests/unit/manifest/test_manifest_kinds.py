@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -222,6 +223,22 @@ def test_options_that_do_not_fit_are_usage_errors(tmp_path: Path, name: str, giv
     with pytest.raises(UsageError) as caught:
         check(str(tmp_path / name), options(**given))
     assert (caught.value.option, caught.value.exit_code) == (option, 2)
+
+
+def test_what_can_be_read_only_once_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.csv")
+    with pytest.raises(UsageError, match="read twice"):
+        check(str(tmp_path / "a.csv"), options())
+
+
+def test_a_file_that_cannot_be_read_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.csv", "prompt\na\n")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("builtins.open", refuse)
+    assert [fault.kind for fault in faults_of(path)] == ["unreadable"]
 
 
 def test_format_and_delimiter_override_the_name_and_the_header(tmp_path: Path) -> None:
