@@ -36,6 +36,7 @@ LEVELS = {
     "batchgen.reconcile": 4,
     "batchgen.runfolder": 4,
     "batchgen.runlock": 4,
+    "batchgen.verify": 4,
     "batchgen.doctor": 5,
     "batchgen.report": 5,
     "batchgen.cli": 6,

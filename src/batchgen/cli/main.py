@@ -27,6 +27,8 @@ COMMANDS = {
     "check": "Check a manifest: counts, shapes, faults, names.",
     "status": "Show how far a run is, also while it goes on.",
     "report": "Make a page, a summary or data of a run.",
+    "verify": "Compare a run's outputs with its journal.",
+    "rerender": "Make a picture again from the settings inside it.",
     "doctor": "Say whether this machine is ready for the night.",
     "demo": "Render a dozen prompts with the built-in model.",
 }

@@ -1,0 +1,39 @@
+"""`batchgen verify DIR`: every done job's file against the journal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from batchgen.errors import EXIT_DONE, EXIT_SOME_FAILED
+from batchgen.journal import Journal
+from batchgen.report.safe import printable
+from batchgen.runfolder import RunFolder
+from batchgen.units import size_text
+from batchgen.verify import Tally, verify
+
+
+@click.command(epilog="Exit codes: 0 all is as the journal says; 3 something is not.")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(folder: Path, as_json: bool) -> int:
+    """Read every finished output of a run and compare it with the journal: missing, changed and unknown files. Changes nothing.
+
+    \b
+    batchgen verify results/prompts-Qwen-Image
+    """
+    run, tally = RunFolder.open(folder), Tally()
+    findings = []
+    with Journal.read(run.journal) as journal:
+        for finding in verify(run, journal, tally):
+            findings.append({"wrong": finding.wrong, "path": finding.path, "text": finding.text})
+            if not as_json:
+                click.echo(f"{finding.wrong}: {printable(finding.path)}: {finding.text}")
+    if as_json:
+        found = {"schema": 1, "checked": tally.checked, "bytes": tally.size_bytes, "findings": findings}
+        click.echo(json.dumps(found, ensure_ascii=False))
+    else:
+        click.echo(f"{tally.checked} outputs checked, {size_text(tally.size_bytes)} as the journal says, {len(findings)} findings")
+    return EXIT_SOME_FAILED if findings else EXIT_DONE
