@@ -55,13 +55,13 @@ ids = [case.family for case in CASES]
 
 
 def jobs_of(case: Case, folder: Path) -> list[Job]:
-    """Four rows: prompts of different length, own seeds, two negatives and none, four ways to say guidance."""
+    """Four rows: prompts of different length, own seeds, a negative shared, another and none, four ways to say guidance."""
     extra: dict[str, Any] = {"num_frames": case.frames} if case.frames else {}
     if case.image:
         extra["image"] = str(picture(folder))
     told = [
-        ("a red circle on a blue background", None, None), (LONG, "blurry", 3.0), ("x", "grey and dull", 5.0),
-        ("a red circle on a blue background", "blurry", 1.0),
+        ("a red circle on a blue background", None, None), (LONG, "blurry", 3.0), ("x", "blurry", 5.0),
+        ("a red circle on a blue background", "grey and dull", 1.0),
     ]
     ending = ".mp4" if case.frames else ".png"
     return [

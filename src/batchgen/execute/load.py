@@ -7,6 +7,7 @@ unless the settings allow more. After a load it checks what the libraries do not
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import json
 import logging
@@ -115,12 +116,15 @@ class ModelFolder:
 
     def load_plain(self, name: str) -> Any:
         """A component without weights: scheduler, tokenizer, processor, guider."""
+        cls = self.component_class(name)
         try:
-            return self.component_class(name).from_pretrained(str(self.path), **self._kwargs(name))  # type: ignore[attr-defined]
-        except ImportError as error:
-            hint = 'install it with: python -m pip install "batchgen[edit]"' if "torchvision" in str(error) else None
-            raise ModelError(f"{self.path}: {name} cannot be made: {first_line(error)}", hint=hint) from error
-        except (OSError, ValueError) as error:
+            return cls.from_pretrained(str(self.path), **self._kwargs(name))  # type: ignore[attr-defined]
+        except (OSError, ValueError, ImportError, AttributeError) as error:
+            # without torchvision, processors of pictures and videos fail with whatever comes first
+            lacking = cls.__name__.endswith("Processor") and importlib.util.find_spec("torchvision") is None
+            if lacking:
+                message = f"{self.path}: {name} ({cls.__name__}) cannot be made without torchvision"
+                raise ModelError(message, hint='install it: python -m pip install "batchgen[edit]"') from error
             raise ModelError(f"{self.path}: {name} cannot be made: {first_line(error)}") from error
 
     def load_model(self, name: str, dtype: torch.dtype, *, variant: str | None = None, device: torch.device | None = None) -> nn.Module:
