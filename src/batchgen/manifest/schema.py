@@ -121,14 +121,15 @@ class RowReader:
             assert isinstance(value, str)
             if not os.path.isfile(self.absolute(value).encode("utf-8", "surrogateescape")):
                 fault(field, value, "there is no such file", "paths are relative to the manifest's folder", "no-file")
-        elif field == "lora":
+        elif field == "lora" and field in self.options.inputs_supported:
             match = _LORA.fullmatch(str(value).strip())
             name = match.group(1) if match else str(value)
             if name not in self.options.lora_names:
                 known = ", ".join(self.options.lora_names) or "none"
                 fault(field, value, f"no LoRA of that name was given to the run (given: {known})", f"add --lora {name}=PATH", "no-lora")
         if field not in self.options.inputs_supported:
-            fault(field, value, f"{field} is not yet supported with this model", "leave the column out", "not-yet")
+            whom = "" if field == "lora" else " with this model"
+            fault(field, value, f"{field} is not supported{whom} yet", "leave the column blank, or out", "not-yet")
 
     def absolute(self, path: str) -> str:
         """A path of the manifest, from its folder on."""
