@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchgen import builtin
 from batchgen.errors import UsageError
 from batchgen.inventory import profiles
 from batchgen.inventory.profiles import ProfileError, all_profiles, find_profile, named_profile, read_profile
@@ -129,12 +128,11 @@ def test_defaults_follow_the_model_s_name(source: str, steps: int, guidance: flo
     assert (defaults["steps"], defaults["guidance"], defaults["width"]) == (steps, guidance, 1024)
 
 
-def test_the_built_in_model_s_defaults_are_what_it_was_trained_for() -> None:
-    expected = {
-        "width": builtin.DEFAULT_WIDTH, "height": builtin.DEFAULT_HEIGHT, "steps": builtin.DEFAULT_STEPS,
-        "guidance": builtin.DEFAULT_GUIDANCE,
-    }  # fmt: skip
-    assert dict(named_profile("builtin").profile.defaults) == expected
+def test_the_built_in_model_has_every_default_of_a_picture_and_stays_on_any_device() -> None:
+    profile = named_profile("builtin").profile
+    assert set(dict(profile.defaults)) == {"width", "height", "steps", "guidance"}
+    assert profile.keep_resident_min_available_gb == 0
+    assert set(profile.keep_resident_components) == {"dit", "text_encoder", "vae"}
 
 
 def test_an_unknown_profile_name_names_the_nearest() -> None:
