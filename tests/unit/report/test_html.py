@@ -9,10 +9,10 @@ import re
 import sys
 
 import pytest
-from reportkit import finished_run
 
 from batchgen.report import textforms
 from batchgen.report.html import write_contact_sheet, write_report
+from reportkit import finished_run
 
 NASTY = [
     "</script><script>window.hacked=1</script>",
