@@ -8,6 +8,7 @@ with the same inputs is not played again: its peak and FLOPs are added from the 
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -68,12 +69,21 @@ class Stage:
 
     @contextmanager
     def following(self, tracker: LiveBytes) -> Iterator[LiveBytes]:
-        """Calls within are followed by the tracker."""
+        """Calls within are followed by the tracker.
+
+        Garbage in cycles (outputs that know their caches) goes at the start of every component's call, never at a time that
+        hangs on what else the process did.
+        """
         before, self.tracker = self.tracker, tracker
+        gc.collect()
+        gc.freeze()  # what is there already is not looked through again, so that a collection before every call costs little
+        gc.disable()
         try:
             with torch.no_grad(), tracker:
                 yield tracker
         finally:
+            gc.enable()
+            gc.unfreeze()
             self.tracker = before
 
 
@@ -162,6 +172,7 @@ def count_calls(module: nn.Module, name: str, stage: Stage) -> nn.Module:
 def _counted(inner: Callable[..., Any], entry: str, rehearsed: Rehearsed) -> Callable[..., Any]:
     @functools.wraps(inner)
     def counted(*args: Any, **kwargs: Any) -> Any:
+        gc.collect()
         rehearsed.counts[entry] = rehearsed.counts.get(entry, 0) + 1
         return inner(*args, **kwargs)
 
@@ -174,6 +185,7 @@ def _wrapped(inner: Callable[..., Any], entry: str, module: nn.Module, rehearsed
         tracker = stage.tracker
         if tracker is None or tracker.hollow_depth:  # called from within: part of the outer call
             return inner(*args, **kwargs)
+        gc.collect()
         rehearsed.counts[entry] = rehearsed.counts.get(entry, 0) + 1
         key = (entry, _signature((args, kwargs)))
         records = rehearsed.records.setdefault(key, [])
@@ -213,7 +225,7 @@ def _play(
     for index, storage in enumerate(forms.storages):
         tracker.stand_in(storage, bases[index])
     with _disable_current_modes():
-        made = _made(form, bases)
+        made = _Making(bases, reals=forms.reals).of(form)
     return Call(above, tracker.flops - flops, retained, form), made
 
 
@@ -224,8 +236,9 @@ def _replay(call: Call, tracker: LiveBytes) -> Any:
         for form in _forms_in(call.result):
             if form.storage not in bases:
                 bases[form.storage] = torch.zeros(form.storage_bytes, dtype=torch.uint8)
-        made = _made(call.result, bases)
-    for base in bases.values():
+        making = _Making(bases)
+        made = making.of(call.result)
+    for base in (*bases.values(), *making.clones):
         tracker._see(base)
     return made
 
@@ -287,7 +300,7 @@ def _block_call(result: Any, inputs: Any, above: int, flops: int, left: int, tra
     forms = _Forms(places)
     form = forms.of(result)
     storages = {tensor.untyped_storage()._cdata for tensor in given}
-    if any(storage._cdata in storages for storage in forms.storages) or forms.others:
+    if any(storage._cdata in storages for storage in forms.storages) or forms.reals:
         return None
     if left != sum(tracker.size_of(storage) for storage in forms.storages):
         return None
@@ -301,7 +314,7 @@ def _replay_block(call: Call, args: Any, kwargs: Any, tracker: LiveBytes, stage:
         for form in _forms_in(call.result):
             if form.storage not in bases:
                 bases[form.storage] = torch.empty(form.storage_bytes, dtype=torch.uint8)
-        made = _made(call.result, bases, list(tensors_in((args, kwargs))))
+        made = _Making(bases, list(tensors_in((args, kwargs)))).of(call.result)
     for base in bases.values():
         tracker._see(base)
     return made
@@ -322,11 +335,11 @@ class _Object:
 class _Forms:
     """Turns a result into its form; keeps the hollow storages it met, in order.
 
-    `places`: inputs by identity, to be found again in the result. `others` counts real tensors that are none of them.
+    `places`: inputs by identity, to be found again in the result. `reals`: the result's real tensors that are none of them.
     """
 
     places: Mapping[int, int] = field(default_factory=dict)
-    others: int = 0
+    reals: list[torch.Tensor] = field(default_factory=list)
     storages: list[Any] = field(default_factory=list)
     numbers: dict[int, int] = field(default_factory=dict)
 
@@ -339,8 +352,11 @@ class _Forms:
             if number == len(self.storages):
                 self.storages.append(storage)
             return _Form(number, storage.nbytes(), value.dtype, tuple(value.shape), value.stride(), int(value.storage_offset()))
-        if isinstance(value, torch.Tensor) or value is None or isinstance(value, str | int | float | bool):
-            self.others += isinstance(value, torch.Tensor)
+        if isinstance(value, torch.Tensor):
+            self.reals.append(value)
+            with _disable_current_modes():  # the record must not keep the result's own memory alive
+                return _Real(len(self.reals) - 1, value.detach().clone())
+        if value is None or isinstance(value, str | int | float | bool):
             return value
         if isinstance(value, dict):
             return _Mapping(type(value), tuple((key, self.of(item, depth)) for key, item in value.items()))
@@ -351,6 +367,14 @@ class _Forms:
             if next(_forms_in(found), None) is not None:
                 return found
         return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Real:
+    """A returned tensor that is real: its number among them, and its values."""
+
+    number: int
+    values: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,23 +404,39 @@ def _forms_in(form: Any) -> Iterator[_Form]:
             yield from _forms_in(item)
 
 
-def _made(form: Any, bases: Mapping[int, torch.Tensor], inputs: Sequence[torch.Tensor] = ()) -> Any:
-    """The result again, its tensors laid over the given storages."""
-    if isinstance(form, _Input):
-        return inputs[form.place]
-    if isinstance(form, _Form):
-        return bases[form.storage].view(form.dtype).as_strided(form.shape, form.stride, form.offset)
-    if isinstance(form, _Mapping):
-        items = {key: _made(item, bases, inputs) for key, item in form.items}
-        return items if form.cls is dict else form.cls(**items)
-    if isinstance(form, _Sequence):
-        elements = [_made(item, bases, inputs) for item in form.items]
-        return form.cls(*elements) if form.named else form.cls(elements)
-    if isinstance(form, _Object):
-        made: Any = object.__new__(form.cls)
-        vars(made).update({name: _made(item, bases, inputs) for name, item in form.attributes})
-        return made
-    return form
+@dataclass(slots=True)
+class _Making:
+    """Makes a result again: its hollow tensors laid over the given storages, its real ones those given or copies of the recorded values.
+
+    No closures: one that calls itself would keep the storages alive until the next garbage collection.
+    """
+
+    bases: Mapping[int, torch.Tensor]
+    inputs: Sequence[torch.Tensor] = ()
+    reals: Sequence[torch.Tensor] | None = None
+    clones: list[torch.Tensor] = field(default_factory=list)
+
+    def of(self, form: Any) -> Any:
+        if isinstance(form, _Input):
+            return self.inputs[form.place]
+        if isinstance(form, _Form):
+            return self.bases[form.storage].view(form.dtype).as_strided(form.shape, form.stride, form.offset)
+        if isinstance(form, _Real):
+            if self.reals is not None:
+                return self.reals[form.number]
+            self.clones.append(form.values.clone())
+            return self.clones[-1]
+        if isinstance(form, _Mapping):
+            items = {key: self.of(value) for key, value in form.items}
+            return items if form.cls is dict else form.cls(**items)
+        if isinstance(form, _Sequence):
+            elements = [self.of(value) for value in form.items]
+            return form.cls(*elements) if form.named else form.cls(elements)
+        if isinstance(form, _Object):
+            made: Any = object.__new__(form.cls)
+            vars(made).update({name: self.of(value) for name, value in form.attributes})
+            return made
+        return form
 
 
 def _signature(value: Any) -> Any:

@@ -1,0 +1,171 @@
+"""The rehearsal held against real runs: the same stages, the same tracker, once over hollow components and once over loaded ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from batchgen.errors import ModelError
+from batchgen.execute import rehearse
+from batchgen.execute.load import ModelFolder, torch_dtype
+from batchgen.inventory.known import known_models
+from batchgen.jobs import ShapeKey
+from batchgen.plan.records import StageProfile
+from batchgen.rehearsal import cache, hollow
+
+TinyFolder = Callable[[str], Path]
+FAMILIES = (
+    "z_image", "flux", "sd3", "sdxl", "wan21", "wan22", "ltx", "qwen_image", "flux2_klein", "wan21_i2v", "wan22_i2v", "wan22_ti2v", "ltx2",
+    "hunyuan_video15", "lumina2",
+)  # fmt: skip
+VIDEO = ("wan", "ltx", "hunyuan")
+
+
+def shape(family: str, width: int, height: int) -> ShapeKey:
+    frames = 9 if family.startswith(VIDEO) else None
+    inputs = ("image",) if "i2v" in family else ()
+    return ShapeKey(width, height, frames, None, 3, 4.0, None, None, None, inputs)
+
+
+def dtypes(folder: Path, dtype: str = "float32") -> dict[str, str]:
+    return dict.fromkeys(ModelFolder.read(folder).models, dtype)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_hollow_run_has_the_peaks_of_a_real_one_to_the_byte(family: str, tiny_folder: TinyFolder) -> None:
+    folder = tiny_folder(family)
+    inputs = shape(family, 64, 64).inputs
+    hollow_run = rehearse.hollow_rehearsal(str(folder), dtypes(folder), inputs=inputs)
+    real_run = rehearse.real_rehearsal(str(folder), dtypes(folder), inputs=inputs)
+    assert hollow_run.weights == real_run.weights
+    for width, height in ((64, 64), (96, 64)):
+        job = rehearse.job_of(shape(family, width, height), "a red circle on a blue background")
+        for batch in (1, 2):
+            assert rehearse.play(hollow_run, job, batch) == rehearse.play(real_run, job, batch)
+
+
+@pytest.mark.parametrize("family", ["wan21", "sd3", "qwen_image", "ltx2", "hunyuan_video15"])
+def test_a_hollow_component_has_the_weights_of_a_loaded_one(family: str, tiny_folder: TinyFolder) -> None:
+    """Names, shapes and dtypes in bfloat16: parts that a class keeps in float32 (Wan's norms) too."""
+    folder = tiny_folder(family)
+    read = ModelFolder.read(folder)
+    hollow_run = rehearse.hollow_rehearsal(str(folder), dtypes(folder, "bfloat16"))
+    for name in read.models:
+        loaded = read.load_model(name, torch_dtype("bfloat16"))
+        made = hollow_run.components[name]
+        assert _held(made) == _held(loaded), name
+        assert hollow_run.weights[name] == hollow.weight_bytes(loaded)
+
+
+def _held(module: torch.nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    held = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in held.items()}
+
+
+@pytest.fixture
+def deep_folder(tiny_folder: TinyFolder, tmp_path: Path) -> Path:
+    """Qwen-Image of six blocks: configs only, as a model known without its files."""
+    folder = tmp_path / "deep"
+    shutil.copytree(tiny_folder("qwen_image"), folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    path = folder / "transformer" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_layers": 6}))
+    return folder
+
+
+def test_one_block_played_for_all_gives_what_playing_each_gives(deep_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = rehearse.job_of(shape("qwen_image", 64, 96), "a red circle")
+    shared = rehearse.hollow_rehearsal(str(deep_folder), dtypes(deep_folder))
+    once = rehearse.play(shared, job, 2)
+    monkeypatch.setattr(hollow, "_share_blocks", lambda module, stage: None)
+    single = rehearse.hollow_rehearsal(str(deep_folder), dtypes(deep_folder))
+    assert rehearse.play(single, job, 2) == once
+
+
+def test_equal_calls_are_played_once_and_all_are_counted(deep_folder: Path) -> None:
+    run = rehearse.hollow_rehearsal(str(deep_folder), dtypes(deep_folder))
+    job = rehearse.job_of(ShapeKey(64, 64, None, None, 20, 4.0, None, None, None, ()), "a red circle")
+    denoise = {profile.stage: profile for profile in rehearse.play(run, job, 1)}["denoise"]
+    assert denoise.calls == (("transformer", 40),)
+    assert run.scene.components["transformer"].played <= 4
+
+
+def test_a_missing_tokenizer_is_stood_in_for_and_told(deep_folder: Path) -> None:
+    shutil.rmtree(deep_folder / "tokenizer")
+    found = rehearse.rehearse(str(deep_folder), dtypes(deep_folder), [shape("qwen_image", 64, 64)], [1], tokens=77)
+    assert found.notes == ("tokenizer: a stand-in of 77 tokens, for its files are not here",)
+    assert [profile.stage for profile in found.profiles] == ["text_encoder", "denoise", "decode"]
+
+
+def test_tiles_need_less_than_a_whole_decode(deep_folder: Path) -> None:
+    large = ShapeKey(768, 768, None, None, 2, 4.0, None, None, None, ())
+    found = rehearse.rehearse(str(deep_folder), dtypes(deep_folder), [large], [1], tiled=True)
+    decodes = {profile.tiled: profile.activation_bytes for profile in found.profiles if profile.stage == "decode"}
+    assert decodes[True] < decodes[False]
+
+
+def test_a_config_that_builds_nothing_is_named(deep_folder: Path) -> None:
+    path = deep_folder / "transformer" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_layers": "many"}))
+    with pytest.raises(ModelError, match=r"transformer .QwenImageTransformer2DModel. cannot be built from its config"):
+        rehearse.hollow_rehearsal(str(deep_folder), dtypes(deep_folder))
+
+
+def test_a_rehearsal_comes_back_from_json_as_it_was(deep_folder: Path) -> None:
+    found = rehearse.rehearse(str(deep_folder), dtypes(deep_folder), [shape("qwen_image", 64, 64)], [1, 2])
+    assert cache.from_json(json.loads(json.dumps(cache.to_json(found)))) == found
+
+
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def qwen_image() -> dict[tuple[str, int], StageProfile]:
+    """Qwen-Image at full size, 1024x1024, 60 tokens of text: profiles by stage and batch."""
+    known = known_models()["qwen/qwen-image"]
+    size = ShapeKey(1024, 1024, None, None, 2, 4.0, None, None, None, ())
+    found = rehearse.rehearse(str(known.folder), known.stored, [size], [1, 2, 4], tokens=94)
+    sizes = {part.name: (part.parameters, part.weights_bytes) for part in found.components}
+    assert sizes == {
+        "text_encoder": (8_292_166_656, 16_584_333_984), "transformer": (20_430_401_088, 40_860_802_176), "vae": (126_892_531, 253_785_062),
+    }  # fmt: skip
+    return {(profile.stage, profile.batch): profile for profile in found.profiles}
+
+
+# Measured with torch 2.13.0 and diffusers 0.42.1: GiB of activations.
+QWEN_IMAGE = {
+    ("denoise", 1): 0.36, ("denoise", 2): 0.72, ("denoise", 4): 1.44, ("decode", 1): 3.38, ("decode", 2): 6.76, ("decode", 4): 13.51,
+}  # fmt: skip
+
+
+def test_qwen_image_at_full_size_needs_what_was_measured(qwen_image: dict[tuple[str, int], StageProfile]) -> None:
+    assert {key: qwen_image[key].activation_bytes / GIB for key in QWEN_IMAGE} == pytest.approx(QWEN_IMAGE, rel=0.05)
+
+
+def test_no_score_matrix_is_made_at_4096_tokens(qwen_image: dict[tuple[str, int], StageProfile]) -> None:
+    score_matrix = 24 * (4096 + 60) ** 2 * 2
+    assert qwen_image["denoise", 1].activation_bytes < score_matrix
+
+
+def test_flops_of_a_forward_are_those_counted_by_hand(qwen_image: dict[tuple[str, int], StageProfile]) -> None:
+    """Two FLOPs a multiply-add; 4096 picture tokens of width 3072 in 24 heads, 60 blocks; attention over all tokens together."""
+    width, text_width, picture = 3072, 3584, 4096
+
+    def forward(text: int) -> int:
+        both = picture + text
+        projections = 2 * both * width * 3 * width + 2 * both * width * width  # q, k, v and out, for both streams
+        feed_forward = 2 * both * width * 4 * width * 2
+        modulation = 2 * 2 * width * 6 * width
+        attention = 2 * 2 * both * both * width
+        block = projections + feed_forward + modulation + attention
+        time = 2 * (256 * width + width * width)
+        ends = 2 * picture * 64 * width * 2 + 2 * text * text_width * width + time + 2 * width * 2 * width
+        return 60 * block + ends
+
+    profile = qwen_image["denoise", 1]
+    assert profile.calls == (("transformer", 4),)
+    assert profile.flops == 2 * (forward(60) + forward(60))
