@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from PIL import Image
 
+from batchgen.errors import RunStoppedError
 from batchgen.events import FailureKind
 from batchgen.execute.guidance import GuidanceRules
 from batchgen.execute.pictures import read_inputs
 from batchgen.execute.runner import Runner, Task, call_arguments
-from batchgen.execute.stages import DECODE, DENOISE, Stage, Stages, call_stage, split_rows, to_host
+from batchgen.execute.stages import DECODE, DENOISE, Item, Stage, Stages, call_stage, split_rows, to_host
 from batchgen.execute.windows import BatchSizes, EncodedCache, Row
 
 NEGATIVE = "negative_"
@@ -39,15 +40,31 @@ class Encoding:
     def __init__(self, runner: Runner, sizes: BatchSizes, cache: EncodedCache, stages: Stages, rules: GuidanceRules) -> None:
         self.runner, self.sizes, self.cache, self.stages, self.rules = runner, sizes, cache, stages, rules
         later = [stage for stage in stages.stages if stage.name in (DENOISE, DECODE)]
+        self.lora: str | None = None
         self.wanted = frozenset().union(*(stage.inputs for stage in later)) - {"batch_size"}
 
     def run(self, rows: Sequence[Row]) -> None:
         for stage in self.stages.encoders:
             rows = self.runner.alive(rows)
-            if stage.encodes_text and not stage.per_row:
-                self._texts(stage, rows)
-            else:
-                self._pictures(stage, rows)
+            for lora, group in self._by_lora(stage, rows):
+                self.lora = lora
+                if stage.encodes_text and not stage.per_row:
+                    self._texts(stage, group)
+                else:
+                    self._pictures(stage, group)
+
+    def _by_lora(self, stage: Stage, rows: Sequence[Row]) -> list[tuple[str | None, list[Row]]]:
+        """Rows apart by LoRA where one alters what this stage computes: equal texts then encode differently."""
+        if not self.runner.components.loras.touching(stage.components):
+            return [(None, list(rows))]
+        groups: dict[str | None, list[Row]] = {}
+        for row in rows:
+            groups.setdefault(row.job.lora, []).append(row)
+        return list(groups.items())
+
+    def _place(self, stage: Stage) -> tuple[str, str | None]:
+        """Which encoder made an embedding: the stage, and the LoRA in it."""
+        return stage.name, self.lora
 
     # -- texts ------------------------------------------------------------------------------------------------------
 
@@ -56,7 +73,7 @@ class Encoding:
         reasons: dict[Hashable, tuple[FailureKind, str]] = {}
         gives_negatives = any(name.startswith(NEGATIVE) for name in stage.outputs)
         keys = {
-            row.job.key: (("prompt", stage.name, row.job.prompt), ("negative", stage.name, self._negative(stage, row)))
+            row.job.key: (("prompt", self._place(stage), row.job.prompt), ("negative", self._place(stage), self._negative(stage, row)))
             for row in rows
         }
         for pair in keys.values():
@@ -72,7 +89,8 @@ class Encoding:
             served.setdefault(row.job.prompt, []).append(row)
 
         def fail(text: Text, kind: FailureKind, reason: str) -> None:
-            reasons["prompt", stage.name, text.prompt] = reasons["negative", stage.name, text.negative] = kind, reason
+            reasons["prompt", self._place(stage), text.prompt] = kind, reason
+            reasons["negative", self._place(stage), text.negative] = kind, reason
 
         def work(texts: Sequence[Text]) -> None:
             self._encode(stage, texts, found, served)
@@ -115,6 +133,7 @@ class Encoding:
 
     def _encode(self, stage: Stage, texts: Sequence[Text], found: dict[Hashable, dict[str, Any]], served: dict[str, list[Row]]) -> None:
         pair = texts[0].pair
+        self.runner.components.loras.use(stage.components, self.lora)
         arguments = call_arguments(self.stages.call, None, len(texts))
         arguments["prompt"] = [text.prompt for text in texts]
         if pair and texts[0].negative is not None and "negative_prompt" in stage.inputs:
@@ -127,9 +146,9 @@ class Encoding:
         split = {name: split_rows(value, len(texts)) for name, value in wanted.items()}
         for index, text in enumerate(texts):
             made = {name: to_host(values[index]) for name, values in split.items()}
-            self._put(found, ("prompt", stage.name, text.prompt), {k: v for k, v in made.items() if not k.startswith(NEGATIVE)})
+            self._put(found, ("prompt", self._place(stage), text.prompt), {k: v for k, v in made.items() if not k.startswith(NEGATIVE)})
             if pair:
-                self._put(found, ("negative", stage.name, text.negative), {k: v for k, v in made.items() if k.startswith(NEGATIVE)})
+                self._put(found, ("negative", self._place(stage), text.negative), {k: v for k, v in made.items() if k.startswith(NEGATIVE)})
         rows = [row for text in texts for row in served.get(text.prompt, ())]
         for row in rows:
             row.seconds += seconds / max(1, len(rows))
@@ -140,8 +159,23 @@ class Encoding:
 
     def _put(self, found: dict[Hashable, dict[str, Any]], key: Hashable, value: dict[str, Any]) -> None:
         if key not in found:
+            self._check_apart(found, key, value)
             found[key] = value
             self.cache.put(key, value)
+
+    def _check_apart(self, found: dict[Hashable, dict[str, Any]], key: Any, value: dict[str, Any]) -> None:
+        """Raises RunStoppedError where texts come out alike: a token table that was never loaded makes a night of nonsense."""
+        if self.cache.tells_apart or not value:
+            return
+        for other, earlier in found.items():
+            if isinstance(other, tuple) and other[:2] == key[:2] and _differ_early(other[2], key[2]):
+                if all(_same(value[name], earlier[name]) for name in value.keys() & earlier.keys()):
+                    raise RunStoppedError(
+                        f"{key[1]} gives the same for different texts: its weights cannot be right",
+                        hint="the download or conversion of the text encoder is damaged",
+                    )
+                self.cache.tells_apart = True
+                return
 
     def _hand_out(
         self, stage: Stage, rows: Sequence[Row], keys: dict[str, Any], found: dict[Hashable, dict[str, Any]],
@@ -179,6 +213,7 @@ class Encoding:
             row.values.update(found[key])
             return
         pictures = read_inputs(job)
+        self.runner.components.loras.use(stage.components, self.lora)
         generator = row.generator_now()
         before = generator.get_state()
         arguments = call_arguments(self.stages.call, job, 1) | row.values | {"generator": [generator]}
@@ -205,6 +240,19 @@ class Encoding:
         else:
             row.generator = generator.get_state()
         self.runner.batch_done(stage, row.shape, [row], 1, seconds)
+
+
+def _differ_early(one: str | None, other: str | None) -> bool:
+    """Within what the shortest tokenizer keeps."""
+    return (one or "")[:40].split() != (other or "")[:40].split()
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Item) and isinstance(other, Item):
+        return _same(one.value, other.value)
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return True
+    return not one.is_floating_point() or torch.equal(one, other)  # masks may well be equal
 
 
 def _resized(outputs: dict[str, Any], arguments: dict[str, Any]) -> bool:

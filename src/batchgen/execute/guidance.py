@@ -34,9 +34,11 @@ class RowGuidance(ClassifierFreeGuidance):
     def forward(self, pred_cond: torch.Tensor, pred_uncond: torch.Tensor | None = None) -> GuiderOutput:
         """Both predictions [B, ...]; the result has their shape and dtype."""
         assert pred_uncond is not None
-        scale = self.scales.to(pred_cond.device, pred_cond.dtype).view(-1, *[1] * (pred_cond.dim() - 1))
+        # in float32, as a plain number would be multiplied: a scale rounded to bfloat16 is off by up to 0.4 %
+        scale = self.scales.to(pred_cond.device).view(-1, *[1] * (pred_cond.dim() - 1))
+        shift = (scale * (pred_cond - pred_uncond).float()).to(pred_cond.dtype)
         base = pred_cond if self.use_original_formulation else pred_uncond
-        return GuiderOutput(pred=base + scale * (pred_cond - pred_uncond), pred_cond=pred_cond, pred_uncond=pred_uncond)
+        return GuiderOutput(pred=base + shift, pred_cond=pred_cond, pred_uncond=pred_uncond)
 
 
 @dataclass(frozen=True, slots=True)

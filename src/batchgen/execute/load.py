@@ -149,7 +149,18 @@ class ModelFolder:
             raise ModelError(f"{self.path}: {name} does not load: {first_line(error)}") from error
         module.eval().requires_grad_(False)
         check_loaded(name, module, info.get("missing_keys") or (), dtype)
+        self._check_zeros(name, module)
         return module
+
+    def _check_zeros(self, name: str, module: nn.Module) -> None:
+        """A matrix of zeros is an error unless its file says so: a table that was never tied or loaded paints nonsense all night."""
+        empty = {key for key, weight in module.named_parameters() if weight.dim() > 1 and weight.numel() and not _any(weight)}
+        if not empty:
+            return
+        stored = _read_tensors(self.path / name, empty)
+        lost = sorted(key for key in empty if key not in stored or _any(stored[key]))
+        if lost:
+            raise ModelError(f"{self.path}: {name}: {lost[0]} is all zeros, and not so in its file")
 
     def weightless(self, name: str, dtype: torch.dtype, device: torch.device) -> nn.Module:
         """The component's class and config with weights on the meta device: for stages that only ask what it is.
@@ -218,6 +229,12 @@ def check_loaded(name: str, module: nn.Module, missing: Any, dtype: torch.dtype)
     floating = {parameter.dtype for parameter in module.parameters() if parameter.dtype in (torch.float16, torch.bfloat16, torch.float32)}
     if floating and dtype not in floating:
         raise ModelError(f"{name}: asked for {dtype}, loaded as {', '.join(sorted(map(str, floating)))}")
+
+
+def _any(weight: torch.Tensor) -> bool:
+    """Whether anything in it is not zero; mostly answered by its first elements."""
+    flat = weight.detach().reshape(-1)
+    return bool(flat[:SAMPLE].any()) or bool(flat.any())
 
 
 def _plausible(parameter: torch.Tensor) -> bool:

@@ -26,6 +26,8 @@ from batchgen.execute.windows import Row, chunks
 from batchgen.jobs import Job, ShapeKey
 from batchgen.plan.trail import Decision
 
+BARREN = 25  # jobs that may fail before the first product; then the fault is not theirs
+
 
 def row_keys(rows: Sequence[Row]) -> tuple[str, ...]:
     return tuple(row.job.key for row in rows)
@@ -62,6 +64,7 @@ class Runner:
         self.window = 0
         self.ended: set[str] = set()
         self._tiling = tiling
+        self._barren: int | None = 0  # jobs failed before the first product; None once there is one
         self._singly: set[str] = set()  # stages whose batches fail while their rows succeed
 
     # -- jobs -------------------------------------------------------------------------------------------------------
@@ -71,6 +74,17 @@ class Runner:
         if job.key not in self.ended:
             self.ended.add(job.key)
             self.emit(JobFailed(self.worker, job.key, kind, stage, reason))
+            self._barren = self._barren + 1 if kind == "error" and self._barren is not None else self._barren
+            if self._barren == BARREN:
+                raise RunStoppedError(
+                    f"the first {BARREN} jobs all failed, the last of them in {stage}: {reason}",
+                    hint="nothing this model makes would come out; the failed jobs can be tried again with --retry-failed",
+                )
+
+    def job_made(self, key: str) -> None:
+        """The job has its product; its last event is the writer's."""
+        self.ended.add(key)
+        self._barren = None
 
     def alive(self, rows: Iterable[Row]) -> list[Row]:
         return [row for row in rows if row.job.key not in self.ended]
@@ -145,7 +159,9 @@ class Runner:
                 task.work(batch)
         except RunStoppedError:
             raise
-        except Exception as error:  # noqa: BLE001  one bad job must not end the night
+        except Exception as error:
+            if _device_is_lost(error):
+                raise  # every later call would fail too: another process may do better
             self.meter.take()
             return error
         return None
@@ -228,6 +244,11 @@ class Runner:
         finally:
             for module in tilers:
                 module.disable_tiling()
+
+
+def _device_is_lost(error: Exception) -> bool:
+    """Whether the device's context is broken for good: an illegal access, a failed assertion, a device gone."""
+    return not is_out_of_memory(error) and (type(error).__name__ == "AcceleratorError" or "CUDA error:" in str(error))
 
 
 def _cause(error: Exception) -> tuple[FailureKind, str]:

@@ -108,6 +108,7 @@ class EncodedCache:
         self.limit_bytes = int(budget.left_bytes * share)
         self.held_bytes = 0
         self._values: OrderedDict[Hashable, tuple[dict[str, Any], int]] = OrderedDict()
+        self.tells_apart = False  # two texts that differ have been seen to give different embeddings
 
     def get(self, key: Hashable) -> dict[str, Any] | None:
         if key not in self._values:
