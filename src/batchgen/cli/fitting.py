@@ -31,6 +31,7 @@ BATCHES = (1, 2, 4)
 BATCHES_OF_LARGE = (1, 2)
 LARGE_PIXELS = 4 * 2**20  # of all frames of a job
 REHEARSAL_SECONDS = 1200
+STAND_IN_TOKENS = 94  # a prompt of sixty tokens in a chat template
 
 Note = Callable[[str], None]
 
@@ -54,11 +55,7 @@ def rehearse_and_fit(
     if facts.model.folder is None:
         return _unrehearsed(plan, "the model is known by its sizes only, without configs")
     played, workload = _to_play(shapes)
-    request: dict[str, Any] = {
-        "dtypes": {part.name: part.dtype or "bfloat16" for part in facts.model.components},
-        "shapes": [asdict(shape) for shape in played], "batches": _batches(played), "prompt": shapes.prompt, "tokens": 94,
-        "trust_remote_code": trust_remote_code, "tiled": False,
-    }
+    request = rehearsal_request(facts.model, played, shapes.prompt, trust_remote_code=trust_remote_code)
     options = _with_rates(options, facts)
     try:
         rehearsed = _sized_as_stored(rehearsal(Path(facts.model.folder), request, note=note), facts.model)
@@ -76,6 +73,17 @@ def rehearse_and_fit(
     except RehearsalFailedError as error:
         return _unrehearsed(plan, str(error))
     return fit_plan(plan, facts, rehearsed, workload, options)
+
+
+def rehearsal_request(
+    model: ModelFacts, shapes: Sequence[ShapeKey], prompt: str | None, *, trust_remote_code: bool = False,
+) -> dict[str, Any]:
+    """What a rehearsal is asked, in plain values: all that its numbers depend on, besides the model's configs."""
+    return {
+        "dtypes": {part.name: part.dtype or "bfloat16" for part in model.components},
+        "shapes": [asdict(shape) for shape in shapes], "batches": _batches(shapes), "prompt": prompt, "tokens": STAND_IN_TOKENS,
+        "trust_remote_code": trust_remote_code, "tiled": False,
+    }
 
 
 class RehearsalFailedError(Exception):
