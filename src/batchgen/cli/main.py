@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from typing import IO, Any, NoReturn
 
 import click
+from click.shell_completion import shell_complete
 
 from batchgen import __version__
-from batchgen.cli import settings
+from batchgen.cli import completing, settings
 from batchgen.cli.helping import SectionedCommand
 from batchgen.errors import EXIT_REFUSED, EXIT_STOPPED, BatchgenError, InterruptedRunError, UsageError
 
@@ -31,6 +32,7 @@ COMMANDS = {
     "rerender": "Make a picture again from the settings inside it.",
     "doctor": "Say whether this machine is ready for the night.",
     "demo": "Render a dozen prompts with the built-in model.",
+    "completion": "Print the completion script for bash, zsh or fish.",
 }
 EXIT_BROKEN_PIPE = 141
 EXIT_INTERRUPTED = 130
@@ -64,6 +66,8 @@ def load_command(name: str) -> click.Command:
         context_settings=own.context_settings, no_args_is_help=own.no_args_is_help,
     )
     settings.add_settings_options(command, settings.OtherOptions(_load_all))
+    if completing.completing():
+        completing.attach(command)
     return command
 
 
@@ -98,6 +102,8 @@ group = click.version_option(__version__, "-V", "--version", prog_name="batchgen
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Entry point: runs a command and exits with its code; an error becomes a message on stderr, never a traceback."""
     _insist_on_utf8()
+    if completing.completing():
+        sys.exit(shell_complete(group, {}, "batchgen", completing.VARIABLE, os.environ[completing.VARIABLE]))
     sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
 
 
