@@ -94,13 +94,18 @@ class Journal(JournalReader):
 
     # --- the manifest's jobs ------------------------------------------------------------------------------------------
 
-    def ingest(self, jobs: Iterable[Job], *, complete: bool = True) -> Ingested:
+    def ingest(self, jobs: Iterable[Job], *, complete: bool = True, mark: str | None = None) -> Ingested:
         """Takes over the manifest's jobs, streamed, in one transaction.
+
+        `mark` stands for the manifest's content and all that jobs are made from: where the last ingest had the same one, `jobs` is not
+        looked at, so that a resume costs what is left and not what there was.
 
         A known job keeps its state, its path and a seed that was drawn for it; a new one never takes a path that any known job
         has; known jobs that do not come are vanished (with `complete` False, for a limited run, only left out). Raises
         ValueError for two jobs of one key.
         """
+        if mark is not None and mark == self.mark:
+            return Ingested(0, int(self._one("SELECT count(*) FROM jobs WHERE gone = 0")), 0)
         added = kept = returned = recovered = 0
         stream = iter(jobs)
         with self._writing() as db:
@@ -121,11 +126,12 @@ class Journal(JournalReader):
                         self._keep(db, job, row)
                         kept += 1
                         returned += row["gone"] == 1
-            mark = 1 if complete else 2
+            gone = 1 if complete else 2
             vanished = db.execute(
-                "UPDATE jobs SET gone = ? WHERE gone != ? AND key NOT IN (SELECT key FROM seen)", (mark, mark)
+                "UPDATE jobs SET gone = ? WHERE gone != ? AND key NOT IN (SELECT key FROM seen)", (gone, gone)
             ).rowcount
             db.execute("DELETE FROM seen")
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('mark', ?)", (mark or "",))
         return Ingested(added, kept, vanished if complete else 0, returned, recovered)
 
     def _known_rows(self, keys: Sequence[str]) -> dict[str, sqlite3.Row]:

@@ -83,6 +83,12 @@ class JournalReader:
     def _one(self, sql: str, values: Sequence[object] = ()) -> Any:
         return self._all(sql, values)[0][0]
 
+    @property
+    def mark(self) -> str | None:
+        """Of the last manifest that was taken over; None where there was none or it had none."""
+        rows = self._all("SELECT value FROM meta WHERE name = 'mark'")
+        return rows[0][0] or None if rows else None
+
     def counts(self) -> dict[str, int]:
         """Jobs per state, every state named. Jobs left out by a limit are not counted."""
         rows = self._all(f"SELECT {_COUNTED} AS label, count(*) FROM jobs WHERE gone != 2 GROUP BY label")  # noqa: S608 a constant

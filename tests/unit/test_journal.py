@@ -122,6 +122,24 @@ def test_a_limited_run_forgets_nothing(journal: Journal) -> None:
     assert sum(journal.counts().values()) == 4
 
 
+def never() -> Iterator[Job]:
+    raise AssertionError("the manifest was read again")
+    yield
+
+
+def test_an_unchanged_manifest_is_not_read_again(journal: Journal) -> None:
+    jobs = make_jobs(4)
+    journal.ingest(jobs, mark="m1")
+    journal.record(done(jobs[0]))
+    assert journal.ingest(never(), mark="m1") == Ingested(0, 4, 0)
+    assert journal.counts()["done"] == 1
+    assert journal.ingest(jobs[1:], mark="m2") == Ingested(0, 3, 1)
+    assert journal.ingest(jobs, mark="m1") == Ingested(0, 4, 0, returned=1), "the last one counts, not any"
+    journal.ingest(jobs)
+    with pytest.raises(AssertionError):
+        journal.ingest(never(), mark="m1")
+
+
 def test_two_jobs_of_one_identity_are_refused_and_change_nothing(journal: Journal) -> None:
     with pytest.raises(ValueError, match="identity"):
         journal.ingest([make_job("a", 0), make_job("b", 1), make_job("a", 2)])

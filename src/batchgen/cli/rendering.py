@@ -5,16 +5,18 @@ Order matters: everything that can be refused is refused before anything is writ
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
-from batchgen import manifest
+from batchgen import __version__, manifest
 from batchgen.cli.check import manifest_file
 from batchgen.cli.finishing import finish, learn_from, print_tables
 from batchgen.cli.fitting import Shapes, rehearse_and_fit
@@ -39,6 +41,7 @@ from batchgen.inventory.host import host_memory
 from batchgen.inventory.model import ModelOptions
 from batchgen.inventory.profiles import find_profile
 from batchgen.journal import Journal
+from batchgen.manifest.options import ManifestOptions
 from batchgen.outputs.files import disk_errors
 from batchgen.plan.fit import FitOptions
 from batchgen.plan.planner import make_plan
@@ -102,11 +105,21 @@ def render(request: RenderRequest, worker: WorkerProcess | None = None) -> Outco
         if journal.damaged is not None:
             note(f"the journal was damaged; it is kept as {journal.damaged.name}, and finished outputs are found by themselves")
         folder.write_run(run_record(request, facts, pixels))
-        taken = journal.ingest(manifest.jobs(path, options), complete=request.run.limit is None)
+        taken = journal.ingest(manifest.jobs(path, options), complete=request.run.limit is None, mark=_mark(path, options))
         journal.set_skipped((row.row, None, row.reason) for row in checked.skipped)
         if taken.vanished:
             note(f"{taken.vanished} jobs of an earlier manifest are no longer in it; their pictures are kept")
         return _carry_out(request, facts, folder, journal, worker, events)
+
+
+def _mark(path: str, options: ManifestOptions) -> str | None:
+    """What the jobs are made from: the manifest's bytes, the options, the version that reads them. None for a folder of prompts."""
+    if not Path(path).is_file():
+        return None
+    made_by = asdict(replace(options, shown_as=None, faults_file=None)) | {"version": __version__, "path": str(Path(path).absolute())}
+    text = json.dumps(made_by, default=sorted, sort_keys=True)  # sorted: for sets, whose order differs from run to run
+    with open(path, "rb") as file:
+        return f"{hashlib.file_digest(file, 'sha256').hexdigest()} {hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def gather(request: RenderRequest) -> Facts:

@@ -1,0 +1,176 @@
+"""Runs killed with SIGKILL at random moments and resumed until done: what was lost, rendered twice, or left behind. Aim: nothing.
+
+    python tools/bench/kill_resume.py [--runs N] [--engine scripted|real|both] [--real-runs N] [--first-seed N]
+
+Each run is a list of 60 jobs over two workers. `scripted` renders noise through the real supervisor, worker processes, journal and
+file writing; `real` is the command line with a tiny Qwen-Image pipeline, compared with an undisturbed run of it (pixel-equal with
+batches of one on even seeds, within a grey level with automatic batches on odd ones). Writes results/benchmarks/kill_resume.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = ROOT / "tests"
+RECORD = ROOT / "results" / "benchmarks" / "kill_resume.json"
+JOBS = 60
+BATCH = 2
+sys.path.insert(0, str(TESTS))
+
+import numpy as np  # noqa: E402 the tests' own modules are found by the path above
+from PIL import Image  # noqa: E402
+
+from killing import Killed, kill_until_done  # noqa: E402
+from scripted import picture  # noqa: E402
+from scripted_run import make_jobs  # noqa: E402
+
+Pictures = dict[str, np.ndarray]
+
+
+def run_scripted(seed: int, folder: Path) -> tuple[Killed, int, int]:
+    """(what came of it, pictures missing or different, most jobs a batch may hold)."""
+    log = folder / "log"
+    script = {"log": str(log), "seconds": 0.01, "spool": True}
+    spec = {"folder": str(folder / "run"), "jobs": JOBS, "workers": 2, "batch_size": BATCH, "window": 8, "script": script}
+    (folder / "spec.json").write_text(json.dumps(spec))
+
+    def start() -> subprocess.Popen[bytes]:
+        command = [sys.executable, str(TESTS / "scripted_run.py"), str(folder / "spec.json")]
+        return subprocess.Popen(command, env=environment(log), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    killed = kill_until_done(start, folder / "run", log, random.Random(seed), kills=5, renders=40)
+    expected = {job.output: picture(job) for job in make_jobs(JOBS)}
+    return killed, differences(folder / "run" / "outputs", expected, 0), BATCH
+
+
+def environment(log: Path) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(TESTS), "RENDER_LOG": str(log), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def differences(outputs: Path, expected: Pictures, grey_levels: int) -> int:
+    """Pictures that are missing, too many, or further from the expected ones."""
+    names = {path.name for path in outputs.iterdir()}
+    wrong = len(names ^ set(expected))
+    for name in names & set(expected):
+        with Image.open(outputs / name) as image:
+            wrong += bool(np.abs(np.asarray(image).astype(int) - expected[name]).max() > grey_levels)
+    return wrong
+
+
+class RealRuns:
+    """The command line with a tiny model; undisturbed runs of it are made once."""
+
+    def __init__(self, folder: Path) -> None:
+        import tiny
+
+        self.model = folder / "model"
+        tiny.qwen_image(self.model)
+        self.manifest = folder / "prompts.csv"
+        rows = "".join(f"a red circle {number},64,64,2\n" for number in range(JOBS))
+        self.manifest.write_text(f"prompt,width,height,steps\n{rows}")
+        self.calm: dict[str, Pictures] = {}
+        for batch in ("1", "auto"):
+            calm = folder / f"calm-{batch}"
+            subprocess.run(self.command(calm, batch), env=environment(folder / "calm.log"), check=True, stdout=subprocess.DEVNULL)
+            self.calm[batch] = {path.name: np.asarray(Image.open(path)) for path in (calm / "outputs").iterdir()}
+
+    def command(self, folder: Path, batch: str) -> list[str]:
+        options = ["--model", str(self.model), "-o", str(folder), "--workers", "2", "--batch-size", batch, "--quiet"]
+        return [sys.executable, str(TESTS / "logged_run.py"), "run", str(self.manifest), *options]
+
+    def run(self, seed: int, folder: Path) -> tuple[Killed, int, int]:
+        batch, grey_levels = ("1", 0) if seed % 2 == 0 else ("auto", 1)
+        log = folder / "log"
+
+        def start() -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                self.command(folder / "run", batch), env=environment(log), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+
+        killed = kill_until_done(start, folder / "run", log, random.Random(seed), kills=3, renders=60)
+        wrong = differences(folder / "run" / "outputs", self.calm[batch], grey_levels)
+        return killed, wrong, 1 if batch == "1" else 16
+
+
+@contextmanager
+def kept_on_failure(seed: int) -> Iterator[Path]:
+    """A folder that goes when all went well, and stays to be looked at otherwise."""
+    folder = tempfile.TemporaryDirectory(prefix=f"kill-{seed}-")
+    yield Path(folder.name)
+    folder.cleanup()
+
+
+def measure(run: Callable[[int, Path], tuple[Killed, int, int]], seeds: range) -> dict[str, Any]:
+    """Runs all seeds and sums up; prints one line a run."""
+    kills: Counter[str] = Counter()
+    sums: Counter[str] = Counter()
+    worst_overrun = slowest = 0.0
+    for seed in seeds:
+        with kept_on_failure(seed) as folder:
+            killed, wrong, batch = run(seed, folder)
+            over = killed.denoised - JOBS
+            bad = killed.returncode != 0 or wrong or killed.again or killed.outlived or over > batch * killed.batches_at_risk
+            if bad:
+                raise SystemExit(f"seed {seed}: {wrong} pictures wrong, {killed}")
+        kills.update(killed.kills)
+        sums.update(
+            runs=1, starts=killed.starts, pictures_wrong=wrong, rendered_after_rename=killed.again, workers_left=len(killed.outlived),
+            jobs_denoised_again=over,
+        )
+        slowest = max(slowest, killed.slowest_end)
+        if killed.kills:
+            worst_overrun = max(worst_overrun, over / len(killed.kills))
+        print(f"seed {seed}: {len(killed.kills)} kills, {over} jobs denoised again", flush=True)
+    return {
+        **{name: sums[name] for name in (
+            "runs", "starts", "pictures_wrong", "rendered_after_rename", "workers_left", "jobs_denoised_again"
+        )},
+        "jobs": JOBS * sums["runs"],
+        "kills": dict(sorted(kills.items())),
+        "most_jobs_denoised_again_per_kill": round(worst_overrun, 2),
+        "workers_outlive_their_supervisor_by_less_than_seconds": 10 if slowest >= 2 else 2,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=100)
+    parser.add_argument("--engine", choices=["scripted", "real", "both"], default="both")
+    parser.add_argument("--real-runs", type=int, default=None, help="default: as many as --runs")
+    parser.add_argument("--first-seed", type=int, default=0)
+    options = parser.parse_args()
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    first = options.first_seed
+    if options.engine in ("scripted", "both"):
+        record["scripted"] = measure(run_scripted, range(first, first + options.runs))
+    if options.engine in ("real", "both"):
+        with tempfile.TemporaryDirectory() as folder:
+            count = options.real_runs if options.real_runs is not None else options.runs
+            record["real"] = measure(RealRuns(Path(folder)).run, range(first, first + count))
+    record |= {
+        "what": "60-job runs over two workers, killed with SIGKILL at random moments (supervisor, a worker, both) and resumed until done",
+        "command": "python tools/bench/kill_resume.py",
+        "aim": "no picture lost, different, or rendered after its rename; no worker left; a kill costs at most the batches in flight",
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
+    RECORD.parent.mkdir(parents=True, exist_ok=True)
+    RECORD.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(record, indent=2))
+
+
+if __name__ == "__main__":
+    main()
