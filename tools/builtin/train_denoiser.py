@@ -29,6 +29,9 @@ POOL = {(64, 64): 14_000, (96, 96): 5_000, (96, 64): 4_000, (64, 96): 4_000}
 SIZE_WEIGHTS = {(64, 64): 55, (96, 96): 21, (96, 64): 12, (64, 96): 12}
 LONG_PROMPTS = 0.08  # share of the 64x64 batches whose prompts fill a second block of 32 tokens
 MUON_FROM = 3_500  # before this step AdamW moves the hidden matrices too, as it did in the run that made the shipped weights
+# From which step on, centre and spread of the noise level's logit. What the prompt says is learnt where there is almost nothing but noise;
+# the run that made the shipped weights turned to that late.
+SIGMA_SHAPES = ((5_500, (1.4, 1.5)), (0, (0.3, 1.1)))
 DECAY_SHARE = 0.3  # of the steps, at the end, in which the learning rate falls to zero
 
 
@@ -162,7 +165,8 @@ class Objective:
         ids, mask = tokenize(self.tokenizer, [pictures.scenes[row] for row in rows], rng, length)
         clean = pictures.latents[rows].float()
         noise = torch.randn_like(clean)
-        sigma = torch.sigmoid(0.3 + 1.1 * torch.randn(BATCH))[:, None, None, None]
+        centre, spread = next(shape for first, shape in SIGMA_SHAPES if step >= first)
+        sigma = torch.sigmoid(centre + spread * torch.randn(BATCH))[:, None, None, None]
         noisy = (1 - sigma) * clean + sigma * noise
         key = (length, clean.shape[2] // 2, clean.shape[3] // 2)
         if key not in self.factors:

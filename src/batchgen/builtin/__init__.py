@@ -2,19 +2,13 @@
 
 The model is an ordinary diffusers folder of the Z-Image classes, small enough for any CPU: it paints one shape (circle,
 square, triangle, star, ring, cross) of one of ten colours, small or large, in one of five places, on a plain background,
-as the prompt says. tools/builtin/ in the repository trains and judges it. This package imports no other part of batchgen.
+as the prompt says. Its defaults (size, steps, guidance) are in configs/models/builtin.toml. tools/builtin/ in the repository
+trains and judges it. This package imports no other part of batchgen.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-
-# What the model was trained to do well with; its folder has no place for them.
-DEFAULT_WIDTH = 64
-DEFAULT_HEIGHT = 64
-DEFAULT_STEPS = 9
-# Z-Image counts guidance from 0, which is off and costs one pass a step.
-DEFAULT_GUIDANCE = 0.0
 
 
 def folder() -> Path:
