@@ -67,22 +67,17 @@ def _delimiter(context: click.Context, parameter: click.Parameter, value: str | 
     return value
 
 
-class _Number(click.ParamType[float]):
-    """A plain number in a range; click's own takes `nan`, too."""
-
-    name = "number"
-
-    def __init__(self, high: float = math.inf) -> None:
-        self.high = high
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            number = values.number(value, high=self.high)
-        except values.Problem as problem:
-            self.fail(f"{value!r} {problem.message}; {problem.fix}", param, ctx)
-        if number is None:
-            self.fail(f"{value!r} is not a number", param, ctx)
-        return number
+def _number(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """A plain decimal, by the rules of the manifest's cells: click's own float takes `nan`, too."""
+    if value is None:
+        return None
+    try:
+        number = values.number(value, high=1.0 if parameter.name == "strength" else math.inf)
+    except values.Problem as problem:
+        raise click.BadParameter(f"{value!r} {problem.message}; {problem.fix}", context, parameter) from None
+    if number is None:
+        raise click.BadParameter("it is blank; write a number like 7.5", context, parameter)
+    return number
 
 
 _COUNT = click.IntRange(min=1, max=values.INT_LIMIT)
@@ -101,12 +96,12 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option("--width", type=_COUNT, metavar="PIXELS", help="Width of rows that name none."),
     click.option("--height", type=_COUNT, metavar="PIXELS", help="Height of rows that name none."),
     click.option("--steps", type=_COUNT, metavar="N", help="Denoising steps of rows that name none."),
-    click.option("--guidance", type=_Number(), metavar="X", help="Guidance of rows that name none."),
-    click.option("--true-cfg-scale", type=_Number(), metavar="X", help="True CFG scale of rows that name none."),
+    click.option("--guidance", callback=_number, metavar="X", help="Guidance of rows that name none."),
+    click.option("--true-cfg-scale", callback=_number, metavar="X", help="True CFG scale of rows that name none."),
     click.option("--num-images", type=_COUNT, metavar="N", default=1, show_default=True, help="Pictures of rows that name no number."),
     click.option("--num-frames", type=_COUNT, metavar="N", help="Frames of rows that name none."),
-    click.option("--fps", type=_Number(), metavar="X", help="Frames a second of rows that name none."),
-    click.option("--strength", type=_Number(high=1), metavar="X", help="Strength of rows that name none."),
+    click.option("--fps", callback=_number, metavar="X", help="Frames a second of rows that name none."),
+    click.option("--strength", callback=_number, metavar="X", help="Strength, 0 to 1, of rows that name none."),
     click.option("--seed", metavar="N|random", callback=_seed, help=f"Seed of rows that name none (0 to {SEED_LIMIT - 1})."),
     click.option("--skip-invalid", is_flag=True, help="Leave rows with faults out, and report them as failed."),
     click.option("--snap", is_flag=True, help="Take the nearest size or frame count that the model can make."),

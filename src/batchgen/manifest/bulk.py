@@ -5,18 +5,19 @@ Only a fast road to what `RowStream.entries` finds: a chunk it cannot vouch for 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
 from batchgen.errors import Fault
-from batchgen.jobs import SEED_LIMIT
+from batchgen.jobs import SEED_LIMIT, ShapeKey
 from batchgen.manifest import values
 from batchgen.manifest.columns import Layout
 from batchgen.manifest.options import INPUTS
 from batchgen.manifest.rows import Chunk
-from batchgen.manifest.schema import Row
+from batchgen.manifest.schema import Row, shape_of
 from batchgen.manifest.stream import Ids, RowStream, short
 
 SHAPE_FIELDS = ("width", "height", "size", "steps", "guidance", "true_cfg_scale", "num_images", "num_frames", "fps")
@@ -32,11 +33,21 @@ class _RefusedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """A row that stands for all with the same settings. `lines` are theirs, where something has to be said of them."""
+
+    row: Row
+    shape: ShapeKey
+    count: int
+    lines: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Taken:
-    """A chunk without a fault. `samples` are rows that stand for all with the same settings, with the lines of these."""
+    """A chunk without a fault."""
 
     prompts: Sequence[str]
-    samples: tuple[tuple[Row, Sequence[int]], ...]
+    samples: tuple[Sample, ...]
     drawn: Sequence[int]  # lines of rows that ask for a drawn seed
     negatives: Sequence[int]  # lines of rows with a negative prompt of their own
 
@@ -47,7 +58,7 @@ class Bulk:
     def __init__(self, stream: RowStream) -> None:
         self._stream = stream
         self._text = stream.kind in ("csv", "tsv", "txt")  # cells are text without NULs, and whole
-        self._rows: dict[tuple[object, ...], Row] = {}
+        self._rows: dict[tuple[object, ...], tuple[Row, ShapeKey]] = {}
 
     def take(self, layout: Layout, chunk: Chunk, faults: Sequence[Fault]) -> Taken | None:
         """The chunk's rows, now counted as read; None, and nothing changed, where one has to be looked at."""
@@ -139,7 +150,7 @@ class Bulk:
         joined = "".join(column)
         if not joined or not joined.isascii() or not joined.isdigit() or max(map(len, column)) > len(_LAST_SEED):
             return not joined
-        return max((cell for cell in column if len(cell) == len(_LAST_SEED)), default="") <= _LAST_SEED
+        return max([cell for cell in column if len(cell) == len(_LAST_SEED)], default="") <= _LAST_SEED
 
     @staticmethod
     def _whole_seeds(column: Column) -> bool:
@@ -158,25 +169,32 @@ class Bulk:
             raise _RefusedError
         return hashes
 
-    def _samples(
-        self, layout: Layout, places: dict[str, int], chunk: Chunk, columns: Sequence[Column]
-    ) -> tuple[tuple[Row, Sequence[int]], ...]:
-        """One row read in full for every different settings, with the lines that have them."""
+    def _samples(self, layout: Layout, places: dict[str, int], chunk: Chunk, columns: Sequence[Column]) -> tuple[Sample, ...]:
+        """One row read in full for every different settings."""
         shaping = [columns[places[field]] for field in SHAPE_FIELDS if field in places]
         if not self._text and any(not set(map(type, column)) <= _SCALARS for column in shaping):
             raise _RefusedError
         if not shaping:
-            return ((self._read(layout, chunk, 0, ()), chunk.lines),)
+            return (self._sample(layout, chunk, 0, (), len(chunk.rows), None),)
         settings = list(zip(*shaping, strict=True))
-        lines: dict[tuple[object, ...], list[int]] = {key: [] for key in set(settings)}
-        if len(lines) == 1:
-            return ((self._read(layout, chunk, 0, settings[0]), chunk.lines),)
-        for key, line in zip(settings, chunk.lines, strict=True):
-            lines[key].append(line)
-        first = dict(zip(reversed(settings), range(len(settings) - 1, -1, -1), strict=True))
-        return tuple((self._read(layout, chunk, first[key], key), found) for key, found in lines.items())
+        counts = Counter(settings)
+        if len(counts) == 1:
+            return (self._sample(layout, chunk, 0, settings[0], len(settings), None),)
+        places_of: dict[tuple[object, ...], int] = {}
+        if any((layout.header, *key) not in self._rows for key in counts):
+            places_of = dict(zip(settings, range(len(settings)), strict=True))
+        return tuple(self._sample(layout, chunk, places_of.get(key, 0), key, count, settings) for key, count in counts.items())
 
-    def _read(self, layout: Layout, chunk: Chunk, place: int, key: tuple[object, ...]) -> Row:
+    def _sample(
+        self, layout: Layout, chunk: Chunk, place: int, key: tuple[object, ...], count: int, settings: Sequence[tuple[object, ...]] | None
+    ) -> Sample:
+        row, shape = self._read(layout, chunk, place, key)
+        lines: Sequence[int] = ()
+        if row.snapped or "num_frames" in row.said or "fps" in row.said:
+            lines = chunk.lines if settings is None else [line for line, own in zip(chunk.lines, settings, strict=True) if own == key]
+        return Sample(row, shape, count, lines)
+
+    def _read(self, layout: Layout, chunk: Chunk, place: int, key: tuple[object, ...]) -> tuple[Row, ShapeKey]:
         known = self._rows.get((layout.header, *key))
         if known is not None:
             return known
@@ -186,5 +204,5 @@ class Bulk:
             raise _RefusedError
         if len(self._rows) >= _MEMO:
             self._rows.clear()
-        self._rows[layout.header, *key] = row
-        return row
+        self._rows[layout.header, *key] = row, shape_of(row)
+        return self._rows[layout.header, *key]

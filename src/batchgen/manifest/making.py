@@ -12,9 +12,8 @@ from batchgen.manifest.columns import COLUMNS
 from batchgen.manifest.notices import NoticeLog
 from batchgen.manifest.options import ManifestOptions
 from batchgen.manifest.rows import FileFaultError
-from batchgen.manifest.schema import SETTINGS, Row
+from batchgen.manifest.schema import SETTINGS, Row, pictures_of
 from batchgen.manifest.stream import RowStream, identity
-from batchgen.manifest.survey import pictures_of
 from batchgen.outputs.names import Names, Template, field_name, parse_template, plan_name
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchgen.errors import Fault, UsageError
+from batchgen.jobs import ShapeKey
 from batchgen.manifest import values
 from batchgen.manifest.columns import COLUMNS, Layout, match_header
 from batchgen.manifest.objects import as_json
@@ -17,6 +18,7 @@ from batchgen.manifest.rows import Cells
 from batchgen.manifest.sizes import Misfit, misfits
 
 SETTINGS = ("negative_prompt", "width", "height", "steps", "guidance", "true_cfg_scale", "num_frames", "fps", "strength", "lora")
+SHAPE_SETTINGS = ("width", "height", "num_frames", "fps", "steps", "guidance", "true_cfg_scale", "strength", "lora")
 _PATHS = ("image", "last_image", "mask")
 _LORA = re.compile(r"(.+?)(?::([+-]?[0-9]*\.?[0-9]+))?")
 
@@ -30,6 +32,19 @@ class Row:
     settings: Mapping[str, object]  # SETTINGS and num_images with the run's defaults in
     snapped: tuple[tuple[str, int], ...]  # what the row or the run asked for where --snap took another value
     extra: tuple[tuple[str, str], ...]
+
+
+def shape_of(row: Row) -> ShapeKey:
+    """The shape of the row's jobs."""
+    inputs = tuple(name for name in ("image", "last_image", "mask") if name in row.said)
+    sizes: Any = {name: row.settings[name] for name in SHAPE_SETTINGS}
+    return ShapeKey(**sizes, inputs=inputs)
+
+
+def pictures_of(row: Row) -> int:
+    pictures = row.settings["num_images"]
+    assert isinstance(pictures, int)
+    return pictures
 
 
 class RowReader:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from batchgen.errors import Fault, ManifestError
 from batchgen.jobs import ShapeKey
@@ -16,11 +15,9 @@ from batchgen.manifest.faultfile import fault_file
 from batchgen.manifest.notices import Notice, NoticeLog
 from batchgen.manifest.options import ManifestOptions
 from batchgen.manifest.rows import Chunk, FaultLog, FileFaultError
-from batchgen.manifest.schema import Row
+from batchgen.manifest.schema import Row, pictures_of, shape_of
 from batchgen.manifest.stream import RowStream
 from batchgen.outputs.names import parse_template
-
-SHAPE_SETTINGS = ("width", "height", "num_frames", "fps", "steps", "guidance", "true_cfg_scale", "strength", "lora")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +69,6 @@ def survey(path: str, options: ManifestOptions) -> ManifestSummary:
         return _Survey(path, options, FaultLog(sink)).run()
 
 
-def shape_of(row: Row) -> ShapeKey:
-    """The shape of the row's jobs."""
-    inputs = tuple(name for name in ("image", "last_image", "mask") if name in row.said)
-    sizes: Any = {name: row.settings[name] for name in SHAPE_SETTINGS}
-    return ShapeKey(**sizes, inputs=inputs)
-
-
-def pictures_of(row: Row) -> int:
-    pictures = row.settings["num_images"]
-    assert isinstance(pictures, int)
-    return pictures
-
-
 class _Survey:
     def __init__(self, path: str, options: ManifestOptions, log: FaultLog) -> None:
         parse_template(options.name_template, extension=options.extension)  # wrong syntax is told before a long file is read
@@ -118,8 +102,8 @@ class _Survey:
     def _chunk(self, layout: Layout, chunk: Chunk, faults: Sequence[Fault]) -> None:
         taken = self.bulk.take(layout, chunk, faults)
         if taken is not None:
-            for row, lines in taken.samples:
-                self._count(row, lines)
+            for sample in taken.samples:
+                self._count(sample.row, sample.shape, sample.count, sample.lines)
             self._tell(taken.drawn, taken.negatives)
             self._prompts(chunk.lines, taken.prompts)
             return
@@ -132,13 +116,13 @@ class _Survey:
             elif entry.row is not None:
                 good.append(entry.row)
                 said = entry.row.said
-                self._count(entry.row, (entry.line,))
+                self._count(entry.row, shape_of(entry.row), 1, (entry.line,))
                 self._tell((entry.line,) if said.get("seed") == "random" else (), (entry.line,) if "negative_prompt" in said else ())
         self._prompts([row.line for row in good], [str(row.said["prompt"]) for row in good])
 
-    def _count(self, row: Row, lines: Sequence[int]) -> None:
-        """Counts rows with the settings of `row`, on these lines."""
-        self.shapes[shape_of(row)] += pictures_of(row) * len(lines)
+    def _count(self, row: Row, shape: ShapeKey, count: int, lines: Sequence[int]) -> None:
+        """Counts so many rows with the settings of `row`. `lines` are theirs where there is something to say of them."""
+        self.shapes[shape] += pictures_of(row) * count
         if row.snapped:
             asked = ", ".join(f"{field} {value} became {row.settings[field]}" for field, value in row.snapped)
             self._note("snapped", lines, asked)

@@ -58,7 +58,7 @@ def test_a_file_that_cannot_be_read_is_a_fault_too(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     "words",
     [("missing.csv",), (str(CASES / "quirks.tsv"), "--name", "{nope}"), (str(CASES / "quirks.tsv"), "--delimiter", "::"), ("-",),
-     (str(CASES / "quirks.tsv"), "--guidance", "nan"), (str(CASES / "quirks.tsv"), "--seed", "1e3"), (str(CASES / "quirks.tsv"), "--size", "64"),
+     (str(CASES / "quirks.tsv"), "--guidance", "nan"), (str(CASES / "quirks.tsv"), "--strength", "1.5"), (str(CASES / "quirks.tsv"), "--fps", ""), (str(CASES / "quirks.tsv"), "--seed", "1e3"), (str(CASES / "quirks.tsv"), "--size", "64"),
      (str(CASES / "quirks.tsv"), "--size", "64x64", "--width", "32"), (str(CASES / "quirks.tsv"), "--width", "0"), (str(CASES / "quirks.tsv"), "--encoding", "klingon")],
 )
 def test_wrong_usage_is_one_message_and_exit_code_2(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
@@ -116,3 +116,10 @@ def test_nothing_in_a_prompt_is_interpreted(capsys: pytest.CaptureFixture[str], 
     assert "[bold red]x[/] {id} %s $HOME \\x1b[31m<b>&amp; \\[y]" in out
     assert "\\x1b]0;t\\x07" in out
     assert "'[red]c'" in out
+
+
+def test_numbers_may_come_from_a_settings_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "batchgen.toml").write_text("guidance = 7.5\nfps = 8\nseed = 18446744073709551615\nsize = '64x32'\n", encoding="utf-8")
+    code, found = as_json(capsys, str(CASES / "quirks.tsv"))
+    assert code == 0
+    assert [(shape["guidance"], shape["fps"], shape["width"]) for shape in found["shapes"]] == [(7.5, 8.0, 64)]
