@@ -132,6 +132,9 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
             if version > SCHEMA_VERSION:
                 connection.close()
                 raise _newer(path, version)
+            if version == 0:
+                connection.close()
+                raise RefusedError(f"the journal {path} is only being made", hint="The run has just begun: look again in a moment.")
             connection.row_factory = sqlite3.Row
             return connection
     raise RefusedError(f"the journal {path} cannot be opened", hint="Check that you may read the folder and its files.")

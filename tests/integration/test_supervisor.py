@@ -28,6 +28,7 @@ from batchgen.outputs.image import write_image
 from batchgen.outputs.metadata import settings_for
 from batchgen.plan.records import StagePlan
 from batchgen.reconcile import open_journal
+from batchgen.report.status import collect
 from batchgen.runfolder import RunFolder
 from scripted import picture
 from scripted_run import engine_settings, make_jobs, make_plan
@@ -444,6 +445,25 @@ def test_a_night_with_an_end_stops_in_good_order_and_goes_on_next_time(bench: Be
     last = bench.run(40)
     assert (last.stopped_by, last.exit_code) == (None, 0)
     assert len(bench.renders) == 40
+
+
+@pytest.mark.parametrize("mode", ["wal", "rollback"])
+def test_status_answers_each_time_while_two_workers_write_at_full_rate(tmp_path: Path, mode: str) -> None:
+    run = start(tmp_path, jobs=20_000, workers=2, batch_size=4, window=32, mode=mode)
+    wait_for_log(tmp_path, 2)
+    folder = RunFolder(tmp_path / "run")
+    done = []
+    for _ in range(500):  # a thousand over both modes
+        status = collect(folder)
+        assert status["state"] == "running"
+        assert status["jobs"] == 20_000
+        done.append(status["counts"]["done"])
+    assert run.poll() is None
+    run.send_signal(signal.SIGTERM)
+    _, err = run.communicate(timeout=120)
+    assert run.returncode == 143, err
+    assert done == sorted(done)
+    assert collect(folder)["counts"]["done"] > done[0], "the writers were starved"
 
 
 def test_two_runs_on_one_folder(tmp_path: Path) -> None:

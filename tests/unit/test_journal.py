@@ -387,9 +387,17 @@ def test_reading_needs_a_journal(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_journal_that_is_only_being_made_is_said_so(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "journal.sqlite") as plain:
+        plain.execute("PRAGMA journal_mode = WAL")
+    plain.close()
+    with pytest.raises(RefusedError, match="only being made"):
+        Journal.read(tmp_path / "journal.sqlite")
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_readers_and_the_writer_never_find_it_locked(tmp_path: Path, mode: str) -> None:
-    """1,000 looks, each a new connection, while jobs are journalled at full rate."""
+    """Each look is a new connection, while jobs are journalled without a pause."""
     path = tmp_path / "j.sqlite"
     jobs = make_jobs(2000)
     with Journal.open(path, mode=mode) as journal:  # type: ignore[arg-type]
@@ -409,7 +417,7 @@ def test_readers_and_the_writer_never_find_it_locked(tmp_path: Path, mode: str) 
     thread = threading.Thread(target=write)
     thread.start()
     try:
-        for _ in range(1000):
+        for _ in range(200):
             with Journal.read(path) as reader, reader.snapshot():
                 counts = reader.counts()
                 reader.workers()
@@ -418,4 +426,4 @@ def test_readers_and_the_writer_never_find_it_locked(tmp_path: Path, mode: str) 
         stop.set()
         thread.join()
     assert not errors
-    assert len(written) > 10, "the writer was starved"
+    assert len(written) > 5, "the writer was starved"

@@ -205,4 +205,6 @@ def test_a_forecast_for_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
     found = forecast(make_jobs(2, width=64, height=64), 2_000_000_000, tmp_path / "a" / "b")
     assert found.free_bytes > 0
     assert not found.enough
+    assert found.warning is not None
+    assert "2000000000 outputs" in found.warning
     assert forecast([], 0, tmp_path).needed_bytes == 0

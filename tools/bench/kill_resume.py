@@ -1,10 +1,11 @@
 """Runs killed with SIGKILL at random moments and resumed until done: what was lost, rendered twice, or left behind. Aim: nothing.
 
-    python tools/bench/kill_resume.py [--runs N] [--engine scripted|real|both] [--real-runs N] [--first-seed N]
+    python tools/bench/kill_resume.py [--runs N] [--engine scripted|real|both] [--real-runs N]
 
 Each run is a list of 60 jobs over two workers. `scripted` renders noise through the real supervisor, worker processes, journal and
 file writing; `real` is the command line with a tiny Qwen-Image pipeline, compared with an undisturbed run of it (pixel-equal with
-batches of one on even seeds, within a grey level with automatic batches on odd ones). Writes results/benchmarks/kill_resume.json.
+batches of one on even seeds, within a grey level with automatic batches on odd ones). Writes results/benchmarks/kill_resume.json and
+kill_resume_real.json, after every run.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
-RECORD = ROOT / "results" / "benchmarks" / "kill_resume.json"
+RECORDS = ROOT / "results" / "benchmarks"
 JOBS = 60
 BATCH = 2
 sys.path.insert(0, str(TESTS))
@@ -113,36 +114,58 @@ def kept_on_failure(seed: int) -> Iterator[Path]:
     folder.cleanup()
 
 
-def measure(run: Callable[[int, Path], tuple[Killed, int, int]], seeds: range) -> dict[str, Any]:
-    """Runs all seeds and sums up; prints one line a run."""
-    kills: Counter[str] = Counter()
-    sums: Counter[str] = Counter()
-    worst_overrun = slowest = 0.0
-    for seed in seeds:
+@dataclass
+class Sums:
+    """Over the runs so far."""
+
+    engine: str
+    kills: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
+    worst_overrun: float = 0.0
+    slowest_end: float = 0.0
+
+    def add(self, killed: Killed, wrong: int) -> None:
+        over = killed.denoised - JOBS
+        self.kills.update(killed.kills)
+        self.counts.update(
+            runs=1, jobs=JOBS, starts=killed.starts, pictures_wrong=wrong, rendered_after_rename=killed.again,
+            workers_left=len(killed.outlived), jobs_denoised_again=over,
+        )
+        self.slowest_end = max(self.slowest_end, killed.slowest_end)
+        if killed.kills:
+            self.worst_overrun = max(self.worst_overrun, over / len(killed.kills))
+
+    def write(self) -> None:
+        name = "kill_resume.json" if self.engine == "scripted" else "kill_resume_real.json"
+        record = {
+            "what": "60-job runs over two workers, killed with SIGKILL at random moments (supervisor, a worker, both), resumed until done",
+            "engine": self.engine,
+            "command": f"python tools/bench/kill_resume.py --engine {self.engine} --runs {self.counts['runs']}",
+            "aim": "no picture lost, different, or rendered after its rename; no worker left; a kill costs at most the batches in flight",
+            **self.counts,
+            "kills": dict(sorted(self.kills.items())),
+            "most_jobs_denoised_again_per_kill": round(self.worst_overrun, 2),
+            "workers_ended_within_seconds_of_their_supervisor": next(limit for limit in (1, 2, 5, 10) if self.slowest_end < limit),
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+        }
+        RECORDS.mkdir(parents=True, exist_ok=True)
+        (RECORDS / name).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def measure(engine: str, run: Callable[[int, Path], tuple[Killed, int, int]], runs: int) -> None:
+    """Runs all seeds; prints one line a run. Ends with the first run that fails the aim, and keeps its folder."""
+    sums = Sums(engine)
+    for seed in range(runs):
         with kept_on_failure(seed) as folder:
             killed, wrong, batch = run(seed, folder)
             over = killed.denoised - JOBS
-            bad = killed.returncode != 0 or wrong or killed.again or killed.outlived or over > batch * killed.batches_at_risk
-            if bad:
+            at_risk = batch * killed.batches_at_risk
+            if killed.returncode != 0 or wrong or killed.again or killed.outlived or not 0 <= over <= at_risk:
                 raise SystemExit(f"seed {seed}: {wrong} pictures wrong, {killed}")
-        kills.update(killed.kills)
-        sums.update(
-            runs=1, starts=killed.starts, pictures_wrong=wrong, rendered_after_rename=killed.again, workers_left=len(killed.outlived),
-            jobs_denoised_again=over,
-        )
-        slowest = max(slowest, killed.slowest_end)
-        if killed.kills:
-            worst_overrun = max(worst_overrun, over / len(killed.kills))
-        print(f"seed {seed}: {len(killed.kills)} kills, {over} jobs denoised again", flush=True)
-    return {
-        **{name: sums[name] for name in (
-            "runs", "starts", "pictures_wrong", "rendered_after_rename", "workers_left", "jobs_denoised_again"
-        )},
-        "jobs": JOBS * sums["runs"],
-        "kills": dict(sorted(kills.items())),
-        "most_jobs_denoised_again_per_kill": round(worst_overrun, 2),
-        "workers_outlive_their_supervisor_by_less_than_seconds": 10 if slowest >= 2 else 2,
-    }
+        sums.add(killed, wrong)
+        sums.write()
+        print(f"{engine} {seed}: {len(killed.kills)} kills, {over} jobs denoised again", flush=True)
 
 
 def main() -> None:
@@ -150,26 +173,12 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--engine", choices=["scripted", "real", "both"], default="both")
     parser.add_argument("--real-runs", type=int, default=None, help="default: as many as --runs")
-    parser.add_argument("--first-seed", type=int, default=0)
     options = parser.parse_args()
-    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    first = options.first_seed
     if options.engine in ("scripted", "both"):
-        record["scripted"] = measure(run_scripted, range(first, first + options.runs))
+        measure("scripted", run_scripted, options.runs)
     if options.engine in ("real", "both"):
         with tempfile.TemporaryDirectory() as folder:
-            count = options.real_runs if options.real_runs is not None else options.runs
-            record["real"] = measure(RealRuns(Path(folder)).run, range(first, first + count))
-    record |= {
-        "what": "60-job runs over two workers, killed with SIGKILL at random moments (supervisor, a worker, both) and resumed until done",
-        "command": "python tools/bench/kill_resume.py",
-        "aim": "no picture lost, different, or rendered after its rename; no worker left; a kill costs at most the batches in flight",
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-    }
-    RECORD.parent.mkdir(parents=True, exist_ok=True)
-    RECORD.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(record, indent=2))
+            measure("real", RealRuns(Path(folder)).run, options.runs if options.real_runs is None else options.real_runs)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ from batchgen.plan.fit import FitOptions
 from batchgen.plan.planner import make_plan
 from batchgen.plan.records import PlanFacts
 from batchgen.plan.trail import Decision
-from batchgen.reconcile import open_journal
+from batchgen.reconcile import open_journal, space
 from batchgen.report.plan_tables import trail_table
 from batchgen.report.progress import Display, DownloadLines, Pace, open_display
 from batchgen.report.summary import Summary
@@ -109,6 +109,9 @@ def render(request: RenderRequest, worker: WorkerProcess | None = None) -> Outco
         journal.set_skipped((row.row, None, row.reason) for row in checked.skipped)
         if taken.vanished:
             note(f"{taken.vanished} jobs of an earlier manifest are no longer in it; their pictures are kept")
+        room = space(folder, journal, image_format=request.run.image_format, video_format=request.run.video_format)
+        if room.warning is not None:
+            note(room.warning)
         return _carry_out(request, facts, folder, journal, worker, events)
 
 
@@ -215,7 +218,7 @@ def _carry_out(
 
             result = run_jobs(_request(request, facts, folder, journal, worker), recount)
             _rebase(pace, journal)
-            for line in result.reconciled.lines:
+            for line in (*result.reconciled.lines, *result.lines):
                 display.note(line)
     except BatchgenError:
         with suppress(BatchgenError, OSError):  # what stopped the run, a full disk for one, may stop the tables too
@@ -242,6 +245,7 @@ def _request(request: RenderRequest, facts: Facts, folder: RunFolder, journal: J
         workers=worker_count(request, facts), devices=devices,
         stop_at=next_time(run.stop_at.strftime("%H:%M")) if run.stop_at is not None else None, max_hours=run.max_hours,
         retry_failed=run.retry_failed, verify=run.verify, prewarmed=(worker,),
+        max_worker_bytes=None if run.host_memory_bytes is None else run.host_memory_bytes // worker_count(request, facts),
         hang_seconds=HANG_SECONDS if run.job_timeout is None else run.job_timeout,
     )
 

@@ -39,12 +39,14 @@ from batchgen.outputs.whole import judge
 from batchgen.plan.records import Plan
 from batchgen.reconcile import Reconciled, adoption, reconcile
 from batchgen.runfolder import RunFolder
+from batchgen.units import size_text
 
 Listen = Callable[[Event], None]
 
 HANG_SECONDS = 3600.0
 _TURN_SECONDS = 0.5  # the longest sleep between looks at clocks and processes
 _STATUS_SECONDS = 2.0
+_TOLD_SLOPE = 2**30  # bytes an hour of growth that a user hears of
 _START_SECONDS = 900.0  # a worker may be silent for so long before its first batch: a large model on a slow disk
 _MAX_BARREN = 3  # deaths in a row with no batch begun: the model, not a job
 _MAX_FRUITLESS = 16  # deaths in a row with no picture between
@@ -102,6 +104,21 @@ class RunResult:
         if self.counts["pending"] or self.counts["running"]:
             return errors.EXIT_STOPPED
         return errors.EXIT_SOME_FAILED if self.counts["failed"] or self.counts["filtered"] else errors.EXIT_DONE
+
+    @property
+    def lines(self) -> list[str]:
+        """For people: what the workers went through, where it is worth saying."""
+        said = []
+        if self.deaths:
+            said.append(f"workers died {self.deaths} times and were started again; their logs are in logs/")
+        if self.replaced:
+            said.append(f"{self.replaced} workers had grown and were replaced between windows")
+        for worker in self.memory:
+            slope = worker.slope_bytes_per_hour
+            # Less than a tenth of itself an hour is the allocator's to and fro.
+            if slope is not None and slope > max(_TOLD_SLOPE, worker.rss_bytes / 10):
+                said.append(f"worker {worker.worker} grew by {size_text(round(slope))} an hour, to {size_text(worker.rss_bytes)}")
+        return said
 
 
 @dataclass(slots=True, eq=False)

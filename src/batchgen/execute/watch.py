@@ -11,6 +11,7 @@ _SETTLED_WINDOWS = 2  # loading, caches and the first shapes are over by then
 _GROWTH_FACTOR = 1.5
 _GROWTH_BYTES = 4 * GIB
 _ENOUGH_SAMPLES = 5
+_ENOUGH_SECONDS = 600.0  # over less, an allocator's first hundred megabytes look like gigabytes an hour
 
 
 @dataclass(slots=True)
@@ -30,6 +31,7 @@ class MemoryWatch:
     _tt: float = 0.0
     _ty: float = 0.0
     _began: float | None = None
+    _span: float = 0.0  # seconds from the first settled sample to the last
 
     def sample(self, event: MemorySample, seconds: float) -> None:
         """Takes one sample; `seconds` on any steady clock."""
@@ -42,6 +44,7 @@ class MemoryWatch:
         if self._began is None:
             self._began = seconds
         t, y = seconds - self._began, float(event.rss_bytes)
+        self._span = t
         self.samples += 1
         self._t += t
         self._y += y
@@ -72,8 +75,8 @@ class MemoryWatch:
 
     @property
     def slope_bytes_per_hour(self) -> float | None:
-        """Least-squares growth of resident memory; None before enough samples."""
+        """Least-squares growth of resident memory; None before enough samples over enough time."""
         spread = self.samples * self._tt - self._t * self._t
-        if self.samples < _ENOUGH_SAMPLES or spread <= 0:
+        if self.samples < _ENOUGH_SAMPLES or self._span < _ENOUGH_SECONDS or spread <= 0:
             return None
         return 3600 * (self.samples * self._ty - self._t * self._y) / spread

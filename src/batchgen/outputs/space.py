@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from batchgen.jobs import Job
+from batchgen.units import size_text
 
 # Bytes a pixel. PNG: photographs of a megapixel take 1.2 to 2 bytes, noise 3; the others at the qualities written here.
 _BYTES_PER_PIXEL = {"png": 2.0, "jpeg": 0.7, "webp": 0.5, "avif": 0.4, "mp4": 0.25}
@@ -32,6 +33,17 @@ class SpaceForecast:
     @property
     def enough(self) -> bool:
         return self.needed_bytes <= self.free_bytes
+
+    @property
+    def warning(self) -> str | None:
+        """What to tell before the night, where the disk will not hold it."""
+        if self.enough:
+            return None
+        by = "going by this run's outputs so far" if self.measured else "going by their sizes"
+        return (
+            f"the {self.jobs} outputs to come need about {size_text(self.needed_bytes)}, {by}, and {size_text(self.free_bytes)} are free: "
+            "the run will stop in good order when the disk is full, and go on when there is space"
+        )
 
 
 def output_bytes(job: Job, image_format: str, video_format: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from batchgen.events import MemorySample
+from batchgen.execute.supervisor import RunResult, WorkerMemory
 from batchgen.execute.watch import MemoryWatch
 from batchgen.units import GIB
 
@@ -39,10 +40,21 @@ def test_the_slope_is_that_of_the_line_after_settling() -> None:
     assert watch.slope_bytes_per_hour == pytest.approx(60_000_000, rel=1e-6)
 
 
-def test_few_samples_have_no_slope() -> None:
-    assert grown([GIB] * 4).slope_bytes_per_hour is None
+@pytest.mark.parametrize("windows", [4, 11], ids=["few", "over a short time"])
+def test_too_little_has_no_slope(windows: int) -> None:
+    assert grown([GIB + n * 2**20 for n in range(windows)]).slope_bytes_per_hour is None
 
 
 def test_peaks_are_kept() -> None:
     watch = grown([4, 10, 6])
     assert (watch.rss_bytes, watch.rss_peak_bytes, watch.device_bytes, watch.device_peak_bytes) == (6, 10, 3, 10)
+
+
+def test_a_slope_is_told_where_it_matters() -> None:
+    counts = dict.fromkeys(("pending", "running", "done", "failed", "filtered", "vanished"), 0)
+
+    def lines(slope: float | None, rss: int) -> list[str]:
+        return RunResult(counts, None, 1.0, 0, memory=(WorkerMemory(0, rss, rss, 0, slope),)).lines
+
+    assert lines(3.0 * GIB, 8 * GIB) == ["worker 0 grew by 3.00 GiB an hour, to 8.00 GiB"]
+    assert lines(0.5 * GIB, GIB) == lines(2.0 * GIB, 40 * GIB) == lines(-5.0 * GIB, GIB) == lines(None, GIB) == []
