@@ -58,7 +58,8 @@ def test_a_file_that_cannot_be_read_is_a_fault_too(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     "words",
     [("missing.csv",), (str(CASES / "quirks.tsv"), "--name", "{nope}"), (str(CASES / "quirks.tsv"), "--delimiter", "::"), ("-",),
-     (str(CASES / "quirks.tsv"), "--guidance", "nan"), (str(CASES / "quirks.tsv"), "--strength", "1.5"), (str(CASES / "quirks.tsv"), "--fps", ""), (str(CASES / "quirks.tsv"), "--seed", "1e3"), (str(CASES / "quirks.tsv"), "--size", "64"),
+     (str(CASES / "quirks.tsv"), "--guidance", "nan"), (str(CASES / "quirks.tsv"), "--strength", "1.5"), (str(CASES / "quirks.tsv"), "--fps", ""),
+     (str(CASES / "quirks.tsv"), "--seed", "1e3"), (str(CASES / "quirks.tsv"), "--size", "64"),
      (str(CASES / "quirks.tsv"), "--size", "64x64", "--width", "32"), (str(CASES / "quirks.tsv"), "--width", "0"), (str(CASES / "quirks.tsv"), "--encoding", "klingon")],
 )
 def test_wrong_usage_is_one_message_and_exit_code_2(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
