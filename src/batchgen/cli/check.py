@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 SHAPES_SHOWN = 12
 STDIN = "<stdin>"
 PICTURE_INPUTS = frozenset({"image", "last_image", "mask", "strength"})  # what a run can carry out, if its model takes it
+LORA_INPUT = frozenset({"lora"})
 
 
 @click.command(epilog="Exit codes: 0 no faults; 2 faults.")
@@ -50,7 +51,10 @@ def command(
     cat prompts.txt | batchgen check - --format txt
     """
     options = replace(manifest_options, limit=limit)
-    options = with_model(options, model, model_options) if model is not None else replace(options, inputs_supported=PICTURE_INPUTS)
+    if model is not None:
+        options = with_model(options, model, model_options)
+    else:
+        options = replace(options, inputs_supported=PICTURE_INPUTS | LORA_INPUT)
     with manifest_file(manifest, options.format) as (path, shown):
         options = replace(options, shown_as=shown)
         summary = survey(path, options)
@@ -92,7 +96,7 @@ def with_model(options: ManifestOptions, model: str, model_options: ModelOptions
     profile = find_profile(facts)
     return replace(
         options, defaults=with_profile(options.defaults, profile), rules=size_rules(facts), tokenizers=prompt_limits(facts),
-        inputs_supported=PICTURE_INPUTS & picture_inputs(facts), takes_negative_prompt=takes_negative_prompt(facts),
+        inputs_supported=PICTURE_INPUTS & picture_inputs(facts) | LORA_INPUT, takes_negative_prompt=takes_negative_prompt(facts),
         model_name=model_stem(model), model_revision=facts.revision, extension=".mp4" if profile.task == "video" else ".png",
     )
 

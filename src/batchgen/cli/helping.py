@@ -37,7 +37,7 @@ SECTIONS = {
     ),
     "Rows that do not say": (
         "negative-prompt", "size", "width", "height", "steps", "guidance", "true-cfg-scale", "num-images", "num-frames", "fps", "strength",
-        "seed",
+        "lora", "seed",
     ),
     "The run": ("output", "new", "stop-at", "max-hours", "retry-failed", "verify", "overwrite", "job-timeout"),
     "What is written": ("name", "image-format", "image-quality", "png-compression", "video-format", "events"),

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import click
 
 from batchgen.errors import UsageError
+from batchgen.inventory.loras import parse_loras
 from batchgen.jobs import SEED_LIMIT
 from batchgen.manifest import values
 from batchgen.manifest.options import DEFAULT_NAME, KINDS, JobDefaults, ManifestOptions
@@ -31,15 +32,21 @@ def manifest_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return gathered
 
 
-def options_from(*, size: tuple[int, int] | None = None, carry: tuple[str, ...] = (), **given: Any) -> ManifestOptions:
+def options_from(
+    *, size: tuple[int, int] | None = None, carry: tuple[str, ...] = (), lora: tuple[str, ...] = (), **given: Any
+) -> ManifestOptions:
     """The record of the options as parsed. Raises UsageError for those that contradict each other."""
     if size is not None:
         if given["width"] is not None or given["height"] is not None:
             raise UsageError("--size stands beside --width or --height; say the size one way", option="--size")
         given["width"], given["height"] = size
+    loras = parse_loras(lora)
+    # one LoRA is meant for every row that says nothing; of several each row chooses
+    given["lora"] = loras[0].name if len(loras) == 1 else None
     defaults = JobDefaults(**{name: given.pop(name) for name in JobDefaults.__dataclass_fields__})
     parse_template(given["name_template"])
-    return ManifestOptions(defaults=defaults, carry=tuple(name.strip() for text in carry for name in text.split(",")), **given)
+    carried = tuple(name.strip() for text in carry for name in text.split(","))
+    return ManifestOptions(defaults=defaults, carry=carried, loras=loras, **given)
 
 
 def _seed(context: click.Context, parameter: click.Parameter, value: str | None) -> int | Literal["random"] | None:
@@ -102,6 +109,10 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option("--num-frames", type=_COUNT, metavar="N", help="Frames of rows that name none."),
     click.option("--fps", callback=_number, metavar="X", help="Frames a second of rows that name none."),
     click.option("--strength", callback=_number, metavar="X", help="Strength, 0 to 1, of rows that name none."),
+    click.option(
+        "--lora", metavar="NAME=FILE[:WEIGHT]", multiple=True,
+        help="A LoRA (.safetensors) that rows name in their lora column; a single one is for all rows that name none. Repeatable.",
+    ),
     click.option("--seed", metavar="N|random", callback=_seed, help=f"Seed of rows that name none (0 to {SEED_LIMIT - 1})."),
     click.option("--skip-invalid", is_flag=True, help="Leave rows with faults out, and report them as failed."),
     click.option("--snap", is_flag=True, help="Take the nearest size or frame count that the model can make."),

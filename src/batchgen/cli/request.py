@@ -15,6 +15,7 @@ from batchgen.cli.run_options import EXTENSIONS, RunOptions
 from batchgen.cli.settings import Resolved
 from batchgen.execute.settings import EngineSettings, OutputSettings
 from batchgen.inventory import rules
+from batchgen.inventory.loras import fingerprint
 from batchgen.inventory.model import ModelOptions
 from batchgen.inventory.prompt_limits import picture_inputs, prompt_limits, takes_negative_prompt
 from batchgen.inventory.records import DeviceFacts, ModelFacts, Platform, Profile
@@ -26,7 +27,8 @@ from batchgen.runfolder import RunFolder
 RESULTS = Path("results")
 # What the stages take beside prompts; a model without a stage for one fails the job that brings it, with that reason.
 PICTURE_INPUTS = frozenset({"image", "last_image", "mask", "strength"})
-LIBRARIES = ("torch", "diffusers", "transformers", "safetensors", "huggingface_hub", "tokenizers", "accelerate", "pillow", "numpy")
+LORA_INPUT = frozenset({"lora"})
+LIBRARIES = ("torch", "diffusers", "transformers", "safetensors", "huggingface_hub", "tokenizers", "accelerate", "peft", "pillow", "numpy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ def manifest_options(request: RenderRequest, facts: Facts) -> ManifestOptions:
     return replace(
         given, defaults=with_profile(given.defaults, facts.profile), extension="" if extension == ".png" and video else extension,
         model_name=model_stem(request.model), model_revision=facts.model.revision, rules=rules.size_rules(facts.model),
-        tokenizers=prompt_limits(facts.model), inputs_supported=PICTURE_INPUTS & picture_inputs(facts.model),
+        tokenizers=prompt_limits(facts.model), inputs_supported=PICTURE_INPUTS & picture_inputs(facts.model) | LORA_INPUT,
         takes_negative_prompt=takes_negative_prompt(facts.model),
         pixel_settings=tuple(sorted((name, str(value)) for name, value in engine_pixels(request, facts).items())),
         limit=request.run.limit,
@@ -93,6 +95,7 @@ def engine_pixels(request: RenderRequest, facts: Facts) -> dict[str, object]:
     found.update({f"variant.{part.name}": part.variant for part in facts.model.components if part.variant})
     if request.run.vae_tiling:
         found["vae_tiling"] = True
+    found.update({f"lora.{lora.name}": f"{fingerprint(lora)} x {lora.weight:g}" for lora in request.manifest_options.loras})
     if request.run.image_format != "png":
         found["image_format"] = request.run.image_format
         found.update(request.run.image_options)
@@ -123,6 +126,7 @@ def engine_settings(request: RenderRequest, facts: Facts, folder: RunFolder) -> 
         trust_remote_code=request.model_options.trust_remote_code, allow_pickle=request.model_options.allow_pickle,
         host_memory_bytes=run.host_memory_bytes, reserve_device_bytes=run.reserve_device_bytes, threads=run.threads,
         vae_tiling=run.vae_tiling or facts.plan.vae_tiling,
+        loras=tuple((lora.name, lora.path, lora.weight) for lora in request.manifest_options.loras),
     )
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from batchgen.errors import ModelError
 from batchgen.events import ComponentLoaded, Emit
 from batchgen.execute.load import ModelFolder, torch_dtype
+from batchgen.execute.loras import Loras
 from batchgen.execute.memory import host_memory
 from batchgen.execute.meter import Meter
 from batchgen.execute.recovery import free_after_oom
@@ -31,6 +32,7 @@ class Components:
     meter: Meter
     emit: Emit
     worker: int
+    loras: Loras = field(default_factory=Loras)
     modules: dict[str, nn.Module] = field(default_factory=dict)
     roads: list[Stages] = field(default_factory=list)
 
@@ -64,6 +66,8 @@ class Components:
             # onto the host instead: the placement then finds the leaner way, or says that there is none
             free_after_oom(error)
             module = self.folder.load_model(name, self.dtypes[name], variant=variant)
+        with host_memory() if device.type == "cpu" else nullcontext():
+            self.loras.attach(name, module)
         size = sum({id(tensor): tensor.nbytes for tensor in (*module.parameters(), *module.buffers())}.values())
         self.meter.watch(name, module)
         self.modules[name] = module

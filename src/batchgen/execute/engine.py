@@ -25,6 +25,7 @@ from batchgen.execute.confirm import confirm_device
 from batchgen.execute.encoding import Encoding
 from batchgen.execute.guidance import GuidanceRules
 from batchgen.execute.load import ModelFolder, quiet_libraries
+from batchgen.execute.loras import Loras
 from batchgen.execute.memory import HostBudget
 from batchgen.execute.meter import Meter
 from batchgen.execute.pictures import INPUTS, read_inputs
@@ -66,7 +67,8 @@ class Engine:
             plan.modes, self.device, prefetch=plan.prefetch, host_budget=budget, emit=self.emit, worker=worker,
             fixed=[placement.component for placement in plan.placements if placement.by == "user"], keep_bytes=dict(plan.keep_bytes),
         )
-        self.components = Components(settings, self.folder, self.residency, Meter(self.device), self.emit, worker)
+        loras = Loras.read(settings.loras, self.folder.pipeline_class)
+        self.components = Components(settings, self.folder, self.residency, Meter(self.device), self.emit, worker, loras)
         self.runner = Runner(worker, self.emit, self.components, tiling=settings.vae_tiling)
         self.sizes = BatchSizes(plan)
         self.cache = EncodedCache(budget)
@@ -109,8 +111,8 @@ class Engine:
         self.runner.stopping.set()
 
     def close(self) -> None:
+        """Waits for the writers. Weights are left to the process's end: taking placements off would copy them back first."""
         self.products.close()
-        self.residency.release()
 
     def run_window(self, window: Window) -> None:
         """Ends every job of the window, unless a stop is requested.
@@ -177,6 +179,7 @@ class Engine:
     def _denoise(self, stages: Stages, rules: GuidanceRules, shape: ShapeKey, batch: Sequence[Row]) -> None:
         stage = stages.named(DENOISE)
         stages.fresh_scheduler(stage)
+        self.components.loras.use(stage.components, shape.lora)
         carried = self._joined(batch)
         fields = {name: value for name, value in carried.items() if any(name in other.denoiser_fields for other in stages.encoders)}
         generators = [row.generator_now() for row in batch]
@@ -238,6 +241,7 @@ class Engine:
     def _call_ordinary(self, stages: Stages, shape: ShapeKey, batch: Sequence[Row]) -> None:
         stage, job = stages.named(PIPELINE), batch[0].job
         stages.fresh_scheduler(stage)
+        self.components.loras.use(stage.components, shape.lora)
         arguments = call_arguments(stages.call, job, len(batch))
         arguments |= {"prompt": [row.job.prompt for row in batch], "generator": [row.generator_now() for row in batch]}
         arguments |= read_inputs(job) if len(batch) == 1 else {}
@@ -278,7 +282,7 @@ class Engine:
             self._proven = True
             if self.runner.tiles(stage, shape):
                 row.flags = (*row.flags, FLAG_TILED)
-            self.runner.ended.add(row.job.key)
+            self.runner.job_made(row.job.key)
             self.products.take(row, product, self._resolved(stages, row, product, asked), sound=sound)
 
     def _sounds(self, stage: Stage, outputs: dict[str, Any], rows: int) -> list[Sound | None]:

@@ -79,6 +79,8 @@ class Residency:
         fixed: Iterable[str] = (), keep_bytes: Mapping[str, int] | None = None, streams: StreamApi | None = None,
     ) -> None:
         self.device = torch.device(device)
+        if str(self.device) == "cuda":  # tensors tell their card's number
+            self.device = torch.device("cuda", torch.cuda.current_device())
         self.prefetch = max(2, prefetch)
         self.host_budget = host_budget
         self.memory = DeviceMemory(self.device)
@@ -236,6 +238,8 @@ class Residency:
             if held.mode != "component-offload" or held.is_in or any(_same_experts(held.name, other.name) for other in begun):
                 continue
             assert held.weights is not None
+            if self.pins and not (held.buffer is not None and held.buffer.pinned):
+                continue  # such a copy would hold up the host, which has the device's work to issue
             room = self._room_at_peak()
             if room is None or held.weights.moving_bytes > room:
                 continue
@@ -273,6 +277,8 @@ class Residency:
         if held is None or name in self.fixed:
             return None
         if held.mode == "resident":
+            if self.pins and _weight_bytes(held.module) > self.host_budget.left_bytes:
+                return None  # its only copy is on the device, and the host has no room for one
             return "layerwise-offload" if in_stage and find_blocks(held.module) else None if in_stage else "component-offload"
         if held.mode == "component-offload":
             return "layerwise-offload" if in_stage and find_blocks(held.module) else None

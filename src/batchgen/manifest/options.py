@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from batchgen.inventory.loras import LoraFile
 from batchgen.inventory.prompt_limits import TextEncoderLimit
 from batchgen.inventory.records import SizeRules
 
@@ -27,6 +28,7 @@ class JobDefaults:
     num_frames: int | None = None
     fps: float | None = None
     strength: float | None = None
+    lora: str | None = None  # NAME or NAME:WEIGHT
     seed: int | Literal["random"] | None = None  # None: from the row's identity
 
 
@@ -55,6 +57,6 @@ class ManifestOptions:
     on_truncate: Literal["warn", "error"] = "warn"
     limit: int | None = None  # only the first so many rows
     inputs_supported: frozenset[str] = frozenset()  # of INPUTS: what the engine takes
-    lora_names: tuple[str, ...] = ()
+    loras: tuple[LoraFile, ...] = ()  # what rows may name
     shown_as: str | None = None  # the name in messages, where the path is a copy of standard input
     faults_file: str | None = None  # every fault, one a line, is written here as well

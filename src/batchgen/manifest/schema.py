@@ -20,6 +20,7 @@ from batchgen.manifest.sizes import Misfit, misfits
 SETTINGS = ("negative_prompt", "width", "height", "steps", "guidance", "true_cfg_scale", "num_frames", "fps", "strength", "lora")
 SHAPE_SETTINGS = ("width", "height", "num_frames", "fps", "steps", "guidance", "true_cfg_scale", "strength", "lora")
 _PATHS = ("image", "last_image", "mask")
+NO_LORA = "none"  # a row's word for going without, where the run has a LoRA for all
 _LORA = re.compile(r"(.+?)(?::([+-]?[0-9]*\.?[0-9]+))?")
 
 
@@ -139,8 +140,9 @@ class RowReader:
         elif field == "lora" and field in self.options.inputs_supported:
             match = _LORA.fullmatch(str(value).strip())
             name = match.group(1) if match else str(value)
-            if name not in self.options.lora_names:
-                known = ", ".join(self.options.lora_names) or "none"
+            names = [lora.name for lora in self.options.loras]
+            if name not in (*names, NO_LORA):
+                known = ", ".join(names) or "none"
                 fault(field, value, f"no LoRA of that name was given to the run (given: {known})", f"add --lora {name}=PATH", "no-lora")
         if field not in self.options.inputs_supported:
             whom = "" if field == "lora" else " with this model"

@@ -8,6 +8,7 @@ import pytest
 from manifestkit import faults_of, jobs_of, options, places, warned, write
 
 from batchgen.errors import UsageError
+from batchgen.inventory.loras import LoraFile
 from batchgen.inventory.records import SizeRules
 from batchgen.manifest import check, jobs
 from batchgen.manifest.columns import COLUMNS, nearly_known, one_edit_apart
@@ -241,10 +242,10 @@ def test_picture_columns_are_checked_for_the_file_and_for_support(tmp_path: Path
 
 def test_loras_are_those_given_to_the_run(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "prompt,lora\na,style\nb,style:0.5\nc,other:1\nd,\n")
-    supported = {"lora_names": ("style",), "inputs_supported": frozenset({"lora"})}
+    supported = {"loras": (LoraFile("style", "/style.safetensors"),), "inputs_supported": frozenset({"lora"})}
     assert places(faults_of(path, **supported)) == [(4, "lora", "no-lora")]
     assert [job.lora for job in jobs_of(path, skip_invalid=True, **supported)] == ["style", "style:0.5", None]
-    assert {fault.kind for fault in faults_of(path, lora_names=("style", "other"))} == {"not-yet"}
+    assert {fault.kind for fault in faults_of(path, loras=(LoraFile("style", "/a"), LoraFile("other", "/b")))} == {"not-yet"}
 
 
 class TestIdentity:
