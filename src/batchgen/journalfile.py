@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from batchgen.errors import RefusedError
+from batchgen.errors import RefusedError, RunStoppedError
 from batchgen.outputs.files import disk_error
 
 JournalMode = Literal["wal", "rollback"]
@@ -74,8 +74,11 @@ CREATE TABLE memory (
 _MIGRATIONS: dict[int, str] = {}
 
 
-class JournalDamagedError(Exception):
+class JournalDamagedError(RunStoppedError):
     """The file is no whole SQLite database. What it held is in the outputs' own metadata."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, hint="Run the same command again: the journal is set aside, finished outputs are found by themselves.")
 
 
 def filesystem_type(path: Path) -> str | None:
@@ -121,12 +124,13 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
     if not path.exists():
         raise RefusedError(f"no journal at {path}", hint="Name a folder that `batchgen run` has begun.")
     with sqlite_errors(path):
-        for attempt in (f"{path.absolute().as_uri()}?mode=ro", f"{path.absolute().as_uri()}?mode=rw"):
+        for way in ("mode=ro", "mode=rw", *_unchanging(path)):
+            attempt = f"{path.absolute().as_uri()}?{way}"
             connection = sqlite3.connect(attempt, uri=True, timeout=0, isolation_level=None)
             try:
                 version = int(patiently(lambda: connection.execute("PRAGMA user_version").fetchone()[0]))  # noqa: B023 called at once
             except sqlite3.OperationalError:
-                # A read-only connection cannot roll back what a killed writer left: the second way can.
+                # A read-only connection cannot roll back what a killed writer left: the second way can. Read-only media need the third.
                 connection.close()
                 continue
             if version > SCHEMA_VERSION:
@@ -138,6 +142,12 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
             connection.row_factory = sqlite3.Row
             return connection
     raise RefusedError(f"the journal {path} cannot be opened", hint="Check that you may read the folder and its files.")
+
+
+def _unchanging(path: Path) -> tuple[str, ...]:
+    """The way to read a journal where nothing can be written beside it: only if nothing beside it is waiting to be merged."""
+    waiting = any(path.with_name(path.name + tail).exists() for tail in ("-wal", "-journal"))
+    return () if waiting else ("mode=ro&immutable=1",)
 
 
 def patiently(ask: Callable[[], T], seconds: float = BUSY_SECONDS) -> T:
@@ -237,6 +247,8 @@ def sqlite_errors(path: Path) -> Iterator[None]:
         cause = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS, sqlite3.SQLITE_IOERR: errno.EIO}.get(code)
         if cause is None and code == sqlite3.SQLITE_CANTOPEN:
             cause = _why_not_open(path)
+        if cause is None and code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise RunStoppedError(f"the journal {path} cannot be used: {error}", hint="Is another program holding it open?") from error
         if cause is None:
             raise
         stopping = disk_error(OSError(cause, str(error)), path)
@@ -257,4 +269,6 @@ def _why_not_open(path: Path) -> int | None:
         return None
     if facts.f_flag & os.ST_RDONLY:
         return errno.EROFS
+    if not os.access(path.parent, os.W_OK):
+        return errno.EACCES
     return errno.ENOSPC if facts.f_bavail == 0 or (facts.f_files and not facts.f_favail) else None

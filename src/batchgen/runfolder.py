@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from batchgen.errors import RefusedError, RunStoppedError
-from batchgen.outputs.files import atomic_write, make_folders
+from batchgen.outputs.files import atomic_write, disk_errors, make_folders
 from batchgen.runlock import RunLock
 
 SCHEMA = 1
@@ -106,9 +106,10 @@ class RunFolder:
         return RunLock(self.lock_path)
 
     def prepare(self) -> None:
-        """Makes the folders a run writes to. With the lock held."""
-        for folder in (self.outputs, self.tables, self.spool, self.logs):
-            make_folders(folder)
+        """Makes the folders a run writes to. With the lock held. Raises DiskError."""
+        with disk_errors(self.path):
+            for folder in (self.outputs, self.tables, self.spool, self.logs):
+                make_folders(folder)
 
     def read_run(self) -> dict[str, Any] | None:
         """run.json, or None where there is none. Raises RunStoppedError where it cannot be read."""

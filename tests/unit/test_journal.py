@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchgen import journalfile
-from batchgen.errors import RefusedError
+from batchgen.errors import RefusedError, RunStoppedError
 from batchgen.events import JobFailed, LatentsSpooled, MemorySample, OutputDone
 from batchgen.jobs import Job
 from batchgen.journal import MAX_ATTEMPTS, Ingested, Journal
@@ -385,6 +387,50 @@ def test_reading_needs_a_journal(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="no journal"):
         Journal.read(tmp_path / "journal.sqlite")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_journal_is_said_so_to_readers_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    path.write_bytes(b"not a database" * 400)
+    with pytest.raises(RunStoppedError, match="not a database") as caught:
+        Journal.read(path)
+    assert caught.value.exit_code == 1
+    assert "same command again" in str(caught.value)
+    assert path.read_bytes() == b"not a database" * 400
+
+
+def test_a_killed_writers_half_commit_is_rolled_back_for_readers(tmp_path: Path) -> None:
+    """With a rollback journal left hot, which a read-only connection cannot roll back."""
+    path = tmp_path / "journal.sqlite"
+    with Journal.open(path, mode="rollback") as journal:
+        journal.ingest(make_jobs(300))
+    code = (
+        "import os, sqlite3, sys\nconnection = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
+        "connection.execute('PRAGMA cache_size = 5')\nconnection.execute('BEGIN IMMEDIATE')\n"
+        "connection.execute(\"UPDATE jobs SET state = 'failed', reason = hex(randomblob(3000))\")\nos._exit(9)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    assert path.with_name("journal.sqlite-journal").stat().st_size > 0
+    with Journal.read(path) as journal:
+        assert journal.counts()["pending"] == 300
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_journal_on_read_only_media_can_be_read(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "journal.sqlite"
+    with Journal.open(path, mode=mode) as journal:  # type: ignore[arg-type]
+        journal.ingest(make_jobs(3))
+    script = (
+        'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" || exit 77\n'
+        '"$2" -c "import sys; from pathlib import Path; from batchgen.journal import Journal; '
+        "print(Journal.read(Path(sys.argv[1])).counts()['pending'])\" \"$1/journal.sqlite\""
+    )
+    ran = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script, "sh", str(tmp_path), sys.executable], capture_output=True, text=True, check=False
+    )
+    if ran.returncode in (1, 77) and not ran.stdout and "Traceback" not in ran.stderr:
+        pytest.skip("no mount namespaces here")
+    assert ran.stdout == "3\n", ran.stderr
 
 
 def test_a_journal_that_is_only_being_made_is_said_so(tmp_path: Path) -> None:

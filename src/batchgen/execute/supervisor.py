@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 
@@ -29,96 +30,24 @@ from batchgen.events import (
     WorkerStopped,
 )
 from batchgen.execute.process import WorkerProcess
-from batchgen.execute.settings import ENGINE, EngineSettings, StopAfterBatch, Window, WorkerSetup
+from batchgen.execute.request import HANG_SECONDS, RunRequest, RunResult, WorkerMemory, window_sizes
+from batchgen.execute.settings import StopAfterBatch, Window, WorkerSetup
 from batchgen.execute.stopping import Clock, StopSignals
 from batchgen.execute.watch import MemoryWatch
 from batchgen.execute.worker import CRASH
-from batchgen.journal import Journal
 from batchgen.outputs.files import sweep_after
 from batchgen.outputs.whole import judge
-from batchgen.plan.records import Plan
 from batchgen.reconcile import Reconciled, adoption, reconcile
-from batchgen.runfolder import RunFolder
-from batchgen.units import size_text
+
+__all__ = ["HANG_SECONDS", "RunRequest", "RunResult", "Supervisor", "WorkerMemory", "run_jobs", "window_sizes"]
 
 Listen = Callable[[Event], None]
 
-HANG_SECONDS = 3600.0
 _TURN_SECONDS = 0.5  # the longest sleep between looks at clocks and processes
 _STATUS_SECONDS = 2.0
-_TOLD_SLOPE = 2**30  # bytes an hour of growth that a user hears of
 _START_SECONDS = 900.0  # a worker may be silent for so long before its first batch: a large model on a slow disk
 _MAX_BARREN = 3  # deaths in a row with no batch begun: the model, not a job
 _MAX_FRUITLESS = 16  # deaths in a row with no picture between
-_BATCHES_A_WINDOW = 8
-_LEAST_WINDOW = 16
-
-
-@dataclass(frozen=True, slots=True)
-class RunRequest:
-    """All of one run. The journal holds the manifest's jobs already, the folder is locked."""
-
-    folder: RunFolder
-    journal: Journal
-    setup: EngineSettings
-    plan: Plan
-    workers: int = 1
-    devices: tuple[str, ...] = ()  # torch names, one a worker; empty: setup.device for every one
-    stop_at: float | None = None  # epoch seconds; see stopping.next_time
-    max_hours: float | None = None
-    retry_failed: bool = False
-    verify: bool = False
-    hang_seconds: float = HANG_SECONDS  # a worker silent for so long with work in hand is ended
-    max_worker_bytes: int | None = None  # resident memory beyond which a worker is replaced
-    factory: str = ENGINE  # "module:callable" that makes the engine in the worker
-    prewarmed: tuple[WorkerProcess, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerMemory:
-    """Over a worker's life in this run. Bytes."""
-
-    worker: int
-    rss_bytes: int
-    rss_peak_bytes: int
-    device_peak_bytes: int
-    slope_bytes_per_hour: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """How a run ended. `stopped_by`: None when nothing is left, else "stop-at" or "max-hours" (signals and errors raise)."""
-
-    counts: dict[str, int]
-    stopped_by: str | None
-    seconds: float
-    rendered: int  # outputs made in this run
-    deaths: int = 0
-    replaced: int = 0
-    reconciled: Reconciled = field(default_factory=Reconciled)
-    memory: tuple[WorkerMemory, ...] = ()
-
-    @property
-    def exit_code(self) -> int:
-        """0 all done; 3 some failed or were filtered; 1 jobs are left for the next run."""
-        if self.counts["pending"] or self.counts["running"]:
-            return errors.EXIT_STOPPED
-        return errors.EXIT_SOME_FAILED if self.counts["failed"] or self.counts["filtered"] else errors.EXIT_DONE
-
-    @property
-    def lines(self) -> list[str]:
-        """For people: what the workers went through, where it is worth saying."""
-        said = []
-        if self.deaths:
-            said.append(f"workers died {self.deaths} times and were started again; their logs are in logs/")
-        if self.replaced:
-            said.append(f"{self.replaced} workers had grown and were replaced between windows")
-        for worker in self.memory:
-            slope = worker.slope_bytes_per_hour
-            # Less than a tenth of itself an hour is the allocator's to and fro.
-            if slope is not None and slope > max(_TOLD_SLOPE, worker.rss_bytes / 10):
-                said.append(f"worker {worker.worker} grew by {size_text(round(slope))} an hour, to {size_text(worker.rss_bytes)}")
-        return said
 
 
 @dataclass(slots=True, eq=False)
@@ -139,12 +68,6 @@ class _Seat:
     jobs: int = 0
     deaths: int = 0
     open: bool = True
-
-
-def window_sizes(plan: Plan) -> tuple[int, int]:
-    """Jobs in the first window of a worker (one batch, so that the first pictures come soon) and in the ones after."""
-    batch = plan.batch_size or max((stage.batch for stage in plan.stages if stage.name in ("denoise", "pipeline")), default=0) or 4
-    return batch, max(plan.window or _BATCHES_A_WINDOW * batch, _LEAST_WINDOW if plan.window is None else 1)
 
 
 def run_jobs(request: RunRequest, listen: Listen) -> RunResult:
@@ -255,12 +178,14 @@ class Supervisor:
             return
         if self._stopped_by is None and (reason := signals.received[0] if signals.received else self._clock.ended_by()):
             self._stop(reason)
-        heard = [(seat, *seat.process.received()) for seat in self._seats if seat.open]
-        self._take_in([event for _, events, _ in heard for event in events])
-        for seat, events, ended in heard:
+        heard = [(seat, seat.process, *seat.process.received()) for seat in self._seats if seat.open]
+        self._take_in([event for _, _, events, _ in heard for event in events])
+        for seat, process, events, ended in heard:
             for event in events:
                 self._handle(seat, event)
-            if seat.open and (ended or seat.process.ended()) and self._error is None:
+            if seat.process is not process or self._error is not None:
+                continue  # replaced meanwhile: what the old one says about itself no longer counts
+            if seat.open and (ended or process.ended()):
                 self._take_in_last(seat)
                 if seat.open and self._error is None:
                     self._bury(seat)
@@ -379,7 +304,8 @@ class Supervisor:
         if everything and folder.spool.is_dir():
             self._spooled = {path.relative_to(folder.path).as_posix() for path in folder.spool.rglob("*") if path.is_file()}
         for path in self._spooled - used:
-            (folder.path / path).unlink(missing_ok=True)
+            with suppress(OSError):  # left over at worst; the next run sweeps again
+                (folder.path / path).unlink()
         self._spooled &= used
 
     # --- endings --------------------------------------------------------------------------------------------------

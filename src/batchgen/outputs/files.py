@@ -25,6 +25,7 @@ _DISK_ERRNOS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
     errno.EROFS: "the file system is read-only",
+    errno.EACCES: "writing is not permitted",
     errno.EIO: "the disk reports an input/output error",
 }
 
@@ -53,7 +54,7 @@ def _out_of_inodes(path: Path) -> bool:
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turns ENOSPC, EDQUOT, EROFS and EIO inside the block into DiskError; other errors pass."""
+    """Turns ENOSPC, EDQUOT, EROFS, EACCES and EIO inside the block into DiskError; other errors pass."""
     try:
         yield
     except OSError as error:
