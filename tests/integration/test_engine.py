@@ -23,6 +23,7 @@ from batchgen.events import (
 )
 from batchgen.execute import stages as stages_module
 from batchgen.execute.families import Family
+from batchgen.execute.load import ModelFolder
 from batchgen.execute.settings import Window
 from batchgen.execute.windows import Row
 from batchgen.outputs.metadata import read_settings
@@ -305,3 +306,63 @@ def test_a_stage_that_cannot_batch_is_learned_once(tiny_folder: TinyFolder, tmp_
     assert len(ran.done) == 4
     assert [event.subject for event in ran.of(DecisionMade)] == ["decode"]
     assert [event.size for event in ran.of(StageBatchDone) if event.stage == "denoise"] == [2, 2]
+
+
+def test_a_run_in_which_nothing_can_come_out_stops(tiny_folder: TinyFolder, tmp_path: Path) -> None:
+    ran = Ran()
+    engine = engine_for(tiny_folder("qwen_image"), tmp_path, ran)
+
+    def refusing(*args: Any, **kwargs: Any) -> Any:
+        raise ValueError("no tokenizer today")
+
+    engine.road(())[0].named("text_encoder").pipe.tokenizer = refusing
+    with pytest.raises(RunStoppedError, match="the first 25 jobs all failed, the last of them in text_encoder: ValueError: no tokenizer today"):
+        engine.run_window(Window(0, tuple(texts(30))))
+    assert len(ran.failed) == 25
+
+
+def test_many_failures_after_a_product_do_not_stop_the_run(tiny_folder: TinyFolder, tmp_path: Path) -> None:
+    ran = Ran()
+    engine = engine_for(tiny_folder("qwen_image"), tmp_path, ran)
+    engine.run_window(Window(0, (make_job(99, "fine", steps=1),)))
+
+    def refusing(*args: Any, **kwargs: Any) -> Any:
+        raise ValueError("no tokenizer today")
+
+    engine.road(())[0].named("text_encoder").pipe.tokenizer = refusing
+    engine.run_window(Window(1, tuple(texts(30))))
+    assert (len(ran.done), len(ran.failed)) == (1, 30)
+
+
+def test_an_encoder_that_gives_every_text_the_same_stops_the_run(tiny_folder: TinyFolder, tmp_path: Path) -> None:
+    ran = Ran()
+    engine = engine_for(tiny_folder("sdxl"), tmp_path, ran)
+    engine.components.ensure(["text_encoder", "text_encoder_2"])
+    for name in ("text_encoder", "text_encoder_2"):
+        engine.components.modules[name].get_input_embeddings().weight.data.zero_()
+    with pytest.raises(RunStoppedError, match="gives the same for different texts"):
+        engine.run_window(Window(0, tuple(make_job(index, text, steps=1) for index, text in enumerate(("red", "green", "blue")))))
+    assert ended(ran) == []
+
+
+def test_a_matrix_of_zeros_that_its_file_does_not_have_is_an_error(tiny_folder: TinyFolder) -> None:
+    folder = ModelFolder.read(tiny_folder("z_image"))
+    module = folder.load_model("text_encoder", torch.float32)
+    folder._check_zeros("text_encoder", module)
+    module.get_input_embeddings().weight.data.zero_()
+    with pytest.raises(ModelError, match=r"text_encoder: embed_tokens\.weight is all zeros, and not so in its file"):
+        folder._check_zeros("text_encoder", module)
+
+
+def test_a_broken_device_ends_the_worker_not_the_jobs(tiny_folder: TinyFolder, tmp_path: Path) -> None:
+    ran = Ran()
+    engine = engine_for(tiny_folder("qwen_image"), tmp_path, ran)
+    engine.components.ensure(["transformer"])
+
+    def lost(*_: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    engine.components.modules["transformer"].register_forward_pre_hook(lost)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        engine.run_window(Window(0, tuple(texts(2))))
+    assert ended(ran) == []

@@ -1,11 +1,11 @@
 """Every model family through the engine, held against its ordinary pipeline called by hand.
 
-The table below is also what docs/models.md is made from.
+The table is in family_cases.py; docs/models.md is made from it too.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,39 +18,12 @@ from batchgen.execute.load import ModelFolder
 from batchgen.jobs import Job
 from conftest import TinyFolder
 from enginekit import call_by_hand, load_ordinary, make_job, make_plan, run_jobs
+from family_cases import CASES, Case, models_page
 
 CLOSE = 1e-5
 LONG = "a small green square, describe the image of the system, user and assistant in as many words as the tokenizer knows " * 2
 
 
-@dataclass(frozen=True)
-class Case:
-    family: str  # builder in tests/tiny.py
-    exact: bool  # at batch 1 bit for bit with the ordinary pipeline; else within 1e-5 (its two branches run as one batch)
-    road: str = "stages"
-    frames: int | None = None
-    image: bool = False
-    name: str = ""  # as people call it
-
-
-CASES = (
-    Case("qwen_image", True, name="Qwen-Image"),
-    Case("z_image", False, name="Z-Image"),
-    Case("flux", True, name="FLUX.1"),
-    Case("flux2_klein", True, name="FLUX.2 klein"),
-    Case("sd3", False, name="Stable Diffusion 3"),
-    Case("sdxl", False, name="Stable Diffusion XL"),
-    Case("wan21", True, frames=5, name="Wan 2.1 text-to-video"),
-    Case("wan21_i2v", True, frames=5, image=True, name="Wan 2.1 image-to-video"),
-    Case("wan22", True, frames=5, name="Wan 2.2 text-to-video (two experts)"),
-    Case("wan22_i2v", True, frames=5, image=True, name="Wan 2.2 image-to-video (two experts)"),
-    Case("ltx", False, frames=9, name="LTX-Video"),
-    Case("ltx2", False, frames=9, name="LTX-2 (with sound)"),
-    Case("hunyuan_video15", True, frames=5, name="HunyuanVideo 1.5"),
-    Case("pixart_sigma", True, "pipeline", name="PixArt-Sigma"),
-    Case("lumina2", True, "pipeline", name="Lumina 2"),
-    Case("wan22_ti2v", True, "pipeline", frames=5, name="Wan 2.2 TI2V-5B"),
-)
 ids = [case.family for case in CASES]
 
 
@@ -110,7 +83,8 @@ def test_products_are_the_ordinary_pipelines(case: Case, tiny_folder: TinyFolder
     assert sorted(event.key for event in together.done) == sorted(job.key for job in jobs)
     # rows that differ in guidance shared a batch where the guider allows it
     shared = max(event.size for event in together.of(StageBatchDone) if event.stage in ("denoise", "pipeline"))
-    assert shared == {"flux": 1, "ltx2": 1, "qwen_image": 2, "z_image": 4}.get(case.family, 3 if case.road == "stages" else 1)
+    with_branches = {"qwen_image": 2, "z_image": 4}.get(case.family, 3)  # rows whose second branch runs
+    assert shared == (with_branches if case.shares else 1)
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)
@@ -124,3 +98,8 @@ def test_placements_do_not_alter_products(case: Case, tiny_folder: TinyFolder, t
         moved = run_jobs(folder, tmp_path / mode, jobs, plan=make_plan(folder, batch_size=2, modes=dict.fromkeys(models, mode)))
         assert moved.failed == []
         assert worst(moved.floats, resident.floats) == 0.0
+
+
+def test_the_page_about_models_is_what_the_table_says() -> None:
+    page = Path(__file__).parents[2] / "docs" / "models.md"
+    assert page.read_text(encoding="utf-8") == models_page(), "run python tools/docs/models_page.py"

@@ -49,6 +49,30 @@ def sister(folder: Path, name: str) -> Any:
     return pipe
 
 
+@pytest.mark.parametrize(
+    ("family", "name", "mask"),
+    [
+        ("qwen_image", "QwenImageImg2ImgPipeline", False),
+        ("qwen_image", "QwenImageInpaintPipeline", True),
+        ("z_image", "ZImageInpaintPipeline", True),
+        ("flux", "FluxInpaintPipeline", True),
+        ("sdxl", "StableDiffusionXLInpaintPipeline", True),
+    ],
+)
+def test_what_the_stages_do_otherwise_takes_the_sister_pipelines_own_call(
+    family: str, name: str, mask: bool, picture: Path, tiny_folder: TinyFolder, tmp_path: Path
+) -> None:
+    half = tmp_path / "mask.png"
+    Image.fromarray(np.repeat([[255] * 32 + [0] * 32], 64, axis=0).astype(np.uint8)).save(half)
+    more = {"mask": str(half)} if mask else {}
+    job = make_job(0, "a red circle", negative_prompt="blurry", guidance=3.0, strength=0.9, image=str(picture), **more)
+    ran = run_jobs(tiny_folder(family), tmp_path / "run", [job])
+    assert ran.failed == []
+    pictures = {"image": Image.open(picture)} | ({"mask_image": Image.open(half)} if mask else {})
+    theirs = call_by_hand(sister(tiny_folder(family), name), job, **pictures)
+    assert (ran.floats[job.key] == theirs).all()
+
+
 @pytest.mark.parametrize("family", list(SISTERS))
 def test_image_to_image_is_the_sister_pipelines(family: str, picture: Path, tiny_folder: TinyFolder, tmp_path: Path) -> None:
     folder = tiny_folder(family)

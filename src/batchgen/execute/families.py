@@ -20,11 +20,14 @@ class Family:
     having: tuple[str, ...] = ()  # settings of the index that must be set and true
     lacking: tuple[str, ...] = ()  # settings that must be unset or false
     guider: tuple[tuple[str, Any], ...] = ()  # guider settings where the ordinary pipeline's formula is not the stock guider's
+    # picture inputs for which the library's sister pipeline is called instead: no stages overlay a mask onto float pictures
+    whole_inputs: frozenset[str] = frozenset({"mask_image"})
     pairs_only: bool = False  # the text stage cannot encode prompts without negatives
 
 
 FAMILIES: tuple[Family, ...] = (
-    Family("QwenImagePipeline", "QwenImageAutoBlocks"),
+    # its stage takes the mode of an encoded picture, where the ordinary pipeline draws a sample
+    Family("QwenImagePipeline", "QwenImageAutoBlocks", whole_inputs=frozenset({"image", "mask_image"})),
     Family("QwenImageEditPipeline", "QwenImageEditAutoBlocks"),
     # conditional + scale * (conditional - negative): off is 0
     Family("ZImagePipeline", "ZImageAutoBlocks", guider=(("use_original_formulation", True),)),

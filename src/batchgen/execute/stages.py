@@ -109,9 +109,12 @@ def build_stages(
     too). `inputs`: what jobs bring besides prompts ("image", "last_image", "mask_image"): stages that need another are left out.
     `whole`: the ordinary call as one stage, even where blocks could split it.
     """
+    inputs = tuple(inputs)
     family = None if whole else find_family(folder.pipeline_class, folder.settings)
-    pipeline = _library_class(folder.pipeline_class)
-    call = _call_defaults(folder.pipeline_class, tuple(inputs) if family is not None else ())
+    if family is not None and not family.whole_inputs.isdisjoint(inputs):
+        family = None
+    pipeline = _pipeline_for(folder.pipeline_class, inputs)
+    call = {key: value for key, value in signature_defaults(pipeline.__call__).items() if key not in _HANDOVER}
     given = dict(components or {})
     plain = {name: given[name] if name in given else folder.load_plain(name) for name in folder.entries if name not in folder.models}
     stages = Stages(folder, family, (), call, device, plain)
@@ -121,7 +124,7 @@ def build_stages(
         if lacking:
             raise ModelError(f"{folder.pipeline_class} takes no {', '.join(lacking)}")
     else:
-        stages.stages = _split(stages, family, dtypes, tuple(inputs))
+        stages.stages = _split(stages, family, dtypes, inputs)
     for name in folder.models:
         if name in given:
             stages.give(name, given[name])
@@ -135,21 +138,21 @@ def _library_class(name: str) -> type:
     return found
 
 
-def _call_defaults(pipeline_class: str, inputs: Sequence[str]) -> dict[str, Any]:
-    """Parameter -> default of the call that a user would make: with picture inputs, that of the library's sister pipeline, if any."""
-    pipeline = _library_class(pipeline_class)
-    kinds = ("Inpaint",) if "mask_image" in inputs else ("Img2Img", "ImageToVideo") if inputs else ()
-    if kinds and "image" not in inspect.signature(pipeline.__call__).parameters:
-        library = importlib.import_module("diffusers")
-        sisters = (getattr(library, pipeline_class.replace("Pipeline", f"{kind}Pipeline"), None) for kind in kinds)
-        pipeline = next((sister for sister in sisters if isinstance(sister, type)), pipeline)
-    return {key: value for key, value in signature_defaults(pipeline.__call__).items() if key not in _HANDOVER}
+def _pipeline_for(pipeline_class: str, inputs: Sequence[str]) -> type:
+    """The pipeline a user would call for these picture inputs: the folder's own, or the library's sister of it that takes them."""
+    own = _library_class(pipeline_class)
+    if not inputs or set(inputs) <= set(inspect.signature(own.__call__).parameters):
+        return own
+    kinds = ("Inpaint",) if "mask_image" in inputs else ("Img2Img", "ImageToVideo")
+    library = importlib.import_module("diffusers")
+    sisters = (getattr(library, pipeline_class.replace("Pipeline", f"{kind}Pipeline"), None) for kind in kinds)
+    return next((sister for sister in sisters if isinstance(sister, type)), own)
 
 
 def _whole_pipeline(stages: Stages, pipeline: type) -> Stage:
     """The ordinary call as one stage."""
     folder = stages.folder
-    accepted = frozenset(signature_defaults(pipeline.__call__)) | {"prompt"}
+    accepted = frozenset(inspect.signature(pipeline.__call__).parameters)
     pipe = OrdinaryCall(pipeline, folder.settings, tuple(folder.entries), folder.absent, stages.device)
     for name, part in stages.plain.items():
         _set_component(pipe, name, part)
