@@ -13,6 +13,7 @@ from typing import Any
 from batchgen import __version__
 from batchgen.cli.run_options import EXTENSIONS, RunOptions
 from batchgen.cli.settings import Resolved
+from batchgen.errors import UsageError
 from batchgen.execute.settings import EngineSettings, OutputSettings
 from batchgen.inventory import rules
 from batchgen.inventory.loras import fingerprint
@@ -95,6 +96,8 @@ def engine_pixels(request: RenderRequest, facts: Facts) -> dict[str, object]:
     found.update({f"variant.{part.name}": part.variant for part in facts.model.components if part.variant})
     if request.run.vae_tiling:
         found["vae_tiling"] = True
+    if request.run.attention_backend is not None:
+        found["attention_backend"] = request.run.attention_backend
     found.update({f"lora.{lora.name}": f"{fingerprint(lora)} x {lora.weight:g}" for lora in request.manifest_options.loras})
     if request.run.image_format != "png":
         found["image_format"] = request.run.image_format
@@ -126,8 +129,17 @@ def engine_settings(request: RenderRequest, facts: Facts, folder: RunFolder) -> 
         trust_remote_code=request.model_options.trust_remote_code, allow_pickle=request.model_options.allow_pickle,
         host_memory_bytes=run.host_memory_bytes, reserve_device_bytes=run.reserve_device_bytes, threads=run.threads,
         vae_tiling=run.vae_tiling or facts.plan.vae_tiling,
+        attention_backend=_attention(request),
         loras=tuple((lora.name, lora.path, lora.weight) for lora in request.manifest_options.loras),
     )
+
+
+def _attention(request: RenderRequest) -> str | None:
+    backend = request.run.attention_backend
+    if backend is not None and backend.endswith("_hub") and not request.model_options.trust_remote_code:
+        message = f"--attention-backend {backend} fetches its kernels, which are code, from the hub"
+        raise UsageError(message, option="--attention-backend", hint="Allow it with --trust-remote-code.")
+    return backend
 
 
 def run_record(request: RenderRequest, facts: Facts, pixels: dict[str, object]) -> dict[str, Any]:

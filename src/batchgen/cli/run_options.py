@@ -16,6 +16,11 @@ from batchgen.units import parse_size
 
 IMAGE_FORMATS = ("png", "jpeg", "webp", "avif")
 EXTENSIONS = {"png": ".png", "jpeg": ".jpg", "webp": ".webp", "avif": ".avif"}
+# diffusers' dispatcher's own names; those that end in _hub fetch kernels, which is code
+ATTENTION_BACKENDS = (
+    "native", "_native_cudnn", "_native_efficient", "_native_flash", "_native_math", "flash", "flash_varlen", "flash_hub", "_flash_3",
+    "_flash_3_hub", "_flash_varlen_3", "flex", "sage", "sage_hub", "sage_varlen", "xformers",
+)
 VIDEO_FORMATS = ("mp4", "webp", "png")
 
 
@@ -41,6 +46,7 @@ class RunOptions:
     image_options: tuple[tuple[str, int], ...] = ()
     video_format: str = "mp4"
     vae_tiling: bool = False
+    attention_backend: str | None = None
     job_timeout: float | None = None
     quiet: bool = False
     verbose: bool = False
@@ -99,6 +105,10 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
         help="How clips are written; png: a folder of frames.",
     ),
     click.option("--vae-tiling/--no-vae-tiling", default=False, help="Decode in tiles; alters pixels slightly."),
+    click.option(
+        "--attention-backend", metavar="NAME", type=click.Choice(ATTENTION_BACKENDS),
+        help="Kernels of the denoisers' attention: native, flash, sage, xformers, ... as diffusers names them.",
+    ),
     click.option("--events", metavar="FILE", help="Write every event as a JSON line."),
     click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors and the tables."),
     click.option("-v", "--verbose", is_flag=True, help="Show the whole trail of the plan as well."),

@@ -12,6 +12,7 @@ from torch import nn
 
 from batchgen.errors import ModelError
 from batchgen.events import ComponentLoaded, Emit
+from batchgen.execute.attention import set_attention
 from batchgen.execute.load import ModelFolder, torch_dtype
 from batchgen.execute.loras import Loras
 from batchgen.execute.memory import host_memory
@@ -68,6 +69,7 @@ class Components:
             module = self.folder.load_model(name, self.dtypes[name], variant=variant)
         with host_memory() if device.type == "cpu" else nullcontext():
             self.loras.attach(name, module)
+        set_attention(name, module, self.settings.attention_backend)
         size = sum({id(tensor): tensor.nbytes for tensor in (*module.parameters(), *module.buffers())}.values())
         self.meter.watch(name, module)
         self.modules[name] = module

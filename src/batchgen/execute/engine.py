@@ -20,6 +20,7 @@ import torch
 
 from batchgen.errors import ModelError, RunStoppedError
 from batchgen.events import Emit, Event, FailureKind, LatentsSpooled, WorkerReady
+from batchgen.execute.attention import check_attention
 from batchgen.execute.components import Components
 from batchgen.execute.confirm import confirm_device
 from batchgen.execute.encoding import Encoding
@@ -67,6 +68,7 @@ class Engine:
             plan.modes, self.device, prefetch=plan.prefetch, host_budget=budget, emit=self.emit, worker=worker,
             fixed=[placement.component for placement in plan.placements if placement.by == "user"], keep_bytes=dict(plan.keep_bytes),
         )
+        check_attention(settings.attention_backend)
         loras = Loras.read(settings.loras, self.folder.pipeline_class)
         self.components = Components(settings, self.folder, self.residency, Meter(self.device), self.emit, worker, loras)
         self.runner = Runner(worker, self.emit, self.components, tiling=settings.vae_tiling)
