@@ -50,7 +50,12 @@ FORBIDDEN = [
 ]
 # Imports inside functions are for cli/ alone, but for these, whose price only some runs should pay.
 LAZY = {
+    # A program of its own: what its libraries print is led away from its answer before they are loaded.
+    ("batchgen.execute.rehearsing", "batchgen.execute.rehearse"),
+    ("batchgen.execute.rehearsing", "batchgen.jobs"),
+    ("batchgen.execute.rehearsing", "batchgen.rehearsal.cache"),
     ("batchgen.inventory.model", "batchgen.inventory.hub"),  # huggingface_hub takes a second: hub ids only
+    ("batchgen.report.html", "batchgen.report.charts"),  # matplotlib takes a second: nights only
     ("batchgen.execute.products", "batchgen.outputs.video"),  # PyAV is an extra: clips only
 }
 HEAVY = {"torch", "diffusers", "transformers", "pandas", "accelerate", "peft"}

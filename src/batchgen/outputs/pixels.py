@@ -23,7 +23,8 @@ def read_pixels(path: Path) -> NDArray[np.uint8]:
         with Image.open(path) as image:
             if getattr(image, "n_frames", 1) == 1:
                 return _picture(path)[None]
-            return np.stack([_frame(image, number) for number in range(image.n_frames)])
+            count = int(getattr(image, "n_frames", 1))
+            return np.stack([_frame(image, number) for number in range(count)])
     except (OSError, ValueError) as error:
         raise RefusedError(f"{path} cannot be read: {error}") from None
 
