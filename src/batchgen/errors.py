@@ -95,12 +95,13 @@ class PlanRefusedError(RefusedError):
 
     def __init__(
         self, message: str, *, needed_bytes: int | None = None, available_bytes: int | None = None,
-        largest_that_fits: str | None = None, option: str | None = None, hint: str | None = None,
+        largest_that_fits: str | None = None, option: str | None = None, hint: str | None = None, stage: str | None = None,
     ) -> None:
         super().__init__(message, hint=hint)
         self.needed_bytes = needed_bytes
         self.available_bytes = available_bytes
         self.largest_that_fits = largest_that_fits
+        self.stage = stage  # the one that needs most
         self.option = option
 
 

@@ -64,8 +64,8 @@ def rehearse_and_fit(
     plan = _with_notes(plan, rehearsed, played)
     try:
         return fit_plan(plan, facts, rehearsed, workload, options)
-    except PlanRefusedError:
-        if facts.platform == "cpu":
+    except PlanRefusedError as refusal:
+        if refusal.stage not in ("decode", "pipeline"):
             raise
     # what a decode in tiles needs is only asked where a whole one does not fit
     try:

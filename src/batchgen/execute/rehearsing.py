@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +18,7 @@ from batchgen.errors import BatchgenError
 
 def main() -> int:
     """0 with {"rehearsed": ...}, or 2 with {"error": TEXT}."""
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     request = json.load(sys.stdin)
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever the libraries print belongs on standard error
@@ -29,6 +32,13 @@ def main() -> int:
     json.dump(answer, out)
     out.close()
     return code
+
+
+def _end_with_parent(parent: int) -> None:
+    """Nobody waits for the answer of a plan that was killed."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def _rehearse(request: Mapping[str, Any]) -> dict[str, Any]:

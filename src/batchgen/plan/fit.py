@@ -291,7 +291,10 @@ def _refusal(layout: Layout, night: Night, facts: PlanFacts) -> PlanRefusedError
         }
         leanest = replace(layout, modes=lean)
     batch = night.fixed_batch or 1
-    worst = max(night.stages, key=lambda stage: leanest.peak(stage, 1 if stage.per_row else batch, night.reserve))
+    over = [stage for stage in night.stages if leanest.peak(stage, 1 if stage.per_row else batch, night.reserve) > night.budget]
+    # a decode could still go in tiles: it is what stands in the way only if nothing else does
+    firm = [stage for stage in over if stage.name not in ("decode", "pipeline")]
+    worst = max(firm or over or night.stages, key=lambda stage: leanest.peak(stage, 1 if stage.per_row else batch, night.reserve))
     needed = leanest.peak(worst, 1 if worst.per_row else batch, night.reserve)
     weights, activations = leanest.stage_weights(worst), worst.activations.at(1 if worst.per_row else batch)
     fits = [rows for rows in range(1, batch) if leanest.peak(worst, rows, night.reserve) <= night.budget]
@@ -308,7 +311,7 @@ def _refusal(layout: Layout, night: Night, facts: PlanFacts) -> PlanRefusedError
         hint = "Use a smaller size or fewer frames, free memory on the device, or --force to try it."
     return PlanRefusedError(
         message, needed_bytes=needed, available_bytes=night.budget, largest_that_fits=largest,
-        option="--batch-size" if largest else None, hint=hint)
+        option="--batch-size" if largest else None, hint=hint, stage=worst.name)
 
 
 def _tiling_decision(plain: Sequence[StageModel], found: Candidate, night: Night) -> Decision:
