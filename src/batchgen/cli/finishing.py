@@ -11,15 +11,19 @@ from typing import Any, TextIO
 from rich.console import Console, RenderableType
 
 from batchgen.cli.request import Facts
+from batchgen.errors import BatchgenError, DiskError
 from batchgen.inventory import catalogue
 from batchgen.journal import Journal
 from batchgen.outputs.files import atomic_write
 from batchgen.plan.records import Plan
 from batchgen.rehearsal import cache, learned
 from batchgen.report import tables
+from batchgen.report.advice import advice
 from batchgen.report.fit_tables import stages_table
 from batchgen.report.jobs_csv import write_jobs_csv
+from batchgen.report.measured import add_measured
 from batchgen.report.plan_tables import residency_table, trail_table
+from batchgen.report.safe import printable
 from batchgen.report.summary import Summary
 from batchgen.runfolder import RunFolder
 
@@ -35,12 +39,26 @@ def finish(folder: RunFolder, journal: Journal, plan: Plan, summary: Summary, *,
     residency: list[RenderableType | None] = [residency_table(plan), stages_table(plan) if plan.stages else None]
     timings: list[RenderableType | None] = [
         tables.component_table(summary, plan), tables.stage_table(summary, plan), tables.decision_table(summary),
-        tables.failure_table(failures), tables.totals_line(summary, seconds=seconds),
+        tables.failure_table(failures), tables.totals_line(summary, seconds=seconds), "\n".join(advice(summary, plan)) or None,
     ]
     _write(folder.tables / "residency.txt", tables.as_text([*residency, trail_table(plan)]))
     _write(folder.tables / "timings.txt", tables.as_text(timings))
     atomic_write(folder.tables / "jobs.csv", lambda handle: _discard(write_jobs_csv(lambda: _rows(journal), handle)), overwrite=True)
-    print_tables([*residency, *timings, f"{folder.outputs}"], stream)
+    add_measured(folder, plan, summary)
+    print_tables([*residency, *timings, f"{folder.outputs}", _report(folder)], stream)
+
+
+def _report(folder: RunFolder) -> str | None:
+    """Writes the page of the run; a page that cannot be made is no reason to call a good run bad."""
+    # Its libraries are loaded when all pictures are safe, and not by a run that is refused.
+    from batchgen.report.html import write_report
+
+    try:
+        return str(write_report(folder))
+    except DiskError:
+        raise
+    except (BatchgenError, OSError, ValueError) as error:
+        return f"no report: {printable(str(error))}"
 
 
 def learn_from(facts: Facts, summary: Summary) -> None:

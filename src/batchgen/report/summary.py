@@ -62,6 +62,8 @@ class Summary:
     output_bytes: int = 0
     peak_device_bytes: int = 0
     peak_host_bytes: int = 0
+    stage_peaks: dict[str, int] = field(default_factory=dict)  # stage -> most device bytes while it ran
+    stage_components: dict[str, tuple[str, ...]] = field(default_factory=dict)  # stage -> components that it calls
     workers: int = 0
     startup_seconds: float = 0.0  # slowest worker
     road: str | None = None
@@ -94,6 +96,7 @@ class Summary:
             case MemorySample():
                 self.peak_device_bytes = max(self.peak_device_bytes, event.device_peak_bytes)
                 self.peak_host_bytes = max(self.peak_host_bytes, event.rss_bytes)
+                self.stage_peaks[event.when] = max(self.stage_peaks.get(event.when, 0), event.device_peak_bytes)
             case WorkerReady():
                 self._ready(event)
             case WorkerStopped():
@@ -136,6 +139,7 @@ class Summary:
         self.workers += 1
         self.startup_seconds = max(self.startup_seconds, event.seconds)
         self.road = event.road
+        self.stage_components = dict(event.stage_components)
         self.versions = dict(event.versions)
 
     @property
