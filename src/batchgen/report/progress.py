@@ -94,7 +94,7 @@ class Pace:
 
     def text(self) -> str:
         """`24/100 done, 1 failed, 11.2 a minute, 6 min 47 s left`."""
-        parts = [f"{self.done}/{self.total} done"]
+        parts = [f"{min(self.done, self.total)}/{self.total} done"]
         if self.failed:
             parts.append(f"{self.failed} failed")
         if self.per_minute is not None:
