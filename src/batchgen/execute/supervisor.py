@@ -45,7 +45,7 @@ Listen = Callable[[Event], None]
 
 _TURN_SECONDS = 0.5  # the longest sleep between looks at clocks and processes
 _STATUS_SECONDS = 2.0
-_START_SECONDS = 900.0  # a worker may be silent for so long before its first batch: a large model on a slow disk
+_QUIET_SECONDS = 900.0  # a worker may be silent for so long between batches: it loads a large model from a slow disk
 _MAX_BARREN = 3  # deaths in a row with no batch begun: the model, not a job
 _MAX_FRUITLESS = 16  # deaths in a row with no picture between
 
@@ -61,7 +61,6 @@ class _Seat:
     window: int | None = None
     held: set[str] = field(default_factory=set)  # jobs of the window without an outcome
     flight: dict[str, StageBatchStarted] = field(default_factory=dict)  # by stage
-    batches: int = 0  # begun by this process
     heard: float = 0.0  # monotonic
     noted: float = 0.0
     stage: str = ""
@@ -143,7 +142,6 @@ class Supervisor:
         setup = replace(self.request.setup, device=seat.device)
         seat.process.send(WorkerSetup(seat.number, setup, self.request.plan, self.request.factory))
         seat.heard = time.monotonic()
-        seat.batches = 0
         self._note(seat, "starting", pid=seat.process.pid, device=seat.device, since=time.time(), deaths=seat.deaths)
         self._give(seat)
 
@@ -204,7 +202,6 @@ class Supervisor:
                 self._note(seat, "ready", device=event.device)
             case StageBatchStarted():
                 seat.flight[event.stage] = event
-                seat.batches += 1
                 seat.stage = event.stage
                 self._barren = 0
                 if seat.heard - seat.noted > _STATUS_SECONDS:
@@ -213,7 +210,7 @@ class Supervisor:
                 seat.flight.pop(event.stage, None)
                 self._slowest = max(self._slowest, event.seconds)
             case OutputDone():
-                self._settled(seat, event.key)
+                seat.held.discard(event.key)
                 seat.jobs += 1
                 self._rendered += "adopted" not in event.flags
                 self._fruitless = self._barren = 0
@@ -221,17 +218,13 @@ class Supervisor:
             case LatentsSpooled():
                 self._spooled.add(event.path)
             case JobFailed():
-                self._settled(seat, event.key)
+                seat.held.discard(event.key)
             case MemorySample():
                 seat.watch.sample(event, seat.heard)
             case WindowDone() if event.window == seat.window:
                 self._window_done(seat)
             case WorkerStopped() if event.fatal is not None:
                 self._fatal(seat, event)
-
-    @staticmethod
-    def _settled(seat: _Seat, key: str) -> None:
-        seat.held.discard(key)
 
     # --- windows --------------------------------------------------------------------------------------------------
 
@@ -356,9 +349,11 @@ class Supervisor:
 
     def _look_for_hangs(self) -> None:
         for seat in self._seats:
-            limit = max(self.request.hang_seconds, 10 * self._slowest)
-            if not seat.batches:
-                limit = max(limit, _START_SECONDS)
+            limit = self.request.hang_seconds
+            if limit == HANG_SECONDS:  # nobody set it: slow batches of a slow machine do not hang
+                limit = max(limit, 10 * self._slowest)
+            if not seat.flight:
+                limit = max(limit, _QUIET_SECONDS)
             if seat.open and seat.window is not None and time.monotonic() - seat.heard > limit:
                 seat.process.show_stacks()
                 seat.process.kill(f"ended by the supervisor after {limit:.0f} s without a sign of life")
