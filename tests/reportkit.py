@@ -45,7 +45,8 @@ def finished_run(path: Path, prompts: Sequence[str], *, failed: Sequence[int] = 
     """A run folder whose jobs are done but for those in `failed`; `clips` have an MP4's name (and are none)."""
     folder = RunFolder(path.absolute())
     folder.prepare()
-    folder.run_json.write_text(json.dumps({"model": {"source": "builtin", "revision": "0" * 40}, "plan": PLAN, "measured": MEASURED}))
+    folder.run_json.write_text(json.dumps({"model": {"source": "builtin", "revision": "0" * 40}, "plan": PLAN}))
+    (folder.tables / "measured.json").write_text(json.dumps(MEASURED))
     jobs = [job(number, text, output=f"{number:06d}.mp4" if number in clips else None) for number, text in enumerate(prompts)]
     with Journal.open(folder.journal) as journal:
         journal.begin_run()

@@ -1,4 +1,4 @@
-"""What a report shows, read from a run folder: run.json, the journal, and nothing else. Streams the jobs; holds only sums.
+"""What a report shows, read from a run folder: run.json, the journal and the sums of its runs. Streams the jobs; holds only sums.
 
 Knows no HTML and no tables.
 """
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from batchgen.journal import FailureGroup, Journal
+from batchgen.report.measured import read_measured
 from batchgen.runfolder import RunFolder
 
 # Points of a line over the night: more than a screen has pixels to tell apart is waste.
@@ -58,10 +59,10 @@ def collect(folder: RunFolder, journal: Journal) -> ReportData:
     run = folder.read_run() or {}
     runs = journal.runs()
     begin = float(runs[0]["started"]) if runs else 0.0
-    plan, measured = run.get("plan"), run.get("measured")
+    plan = run.get("plan")
     return ReportData(
         folder, run, journal.counts(), runs, journal.failures_by_reason(), journal.skipped(), _rate(journal.written_times(), begin),
-        _memory(journal.memory_rows(), begin), plan if isinstance(plan, Mapping) else {}, measured if isinstance(measured, Mapping) else {},
+        _memory(journal.memory_rows(), begin), plan if isinstance(plan, Mapping) else {}, read_measured(folder),
     )
 
 

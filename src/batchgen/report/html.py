@@ -21,7 +21,6 @@ from PIL import Image
 from batchgen import __version__
 from batchgen.journal import Journal
 from batchgen.outputs.files import atomic_write
-from batchgen.report.charts import line_chart, share_chart
 from batchgen.report.contact import LIMIT, Tile, contact_sheet
 from batchgen.report.data import ReportData, collect, jobs
 from batchgen.runfolder import RunFolder
@@ -30,6 +29,8 @@ from batchgen.units import duration_text, size_text
 # Thumbnails beyond this are the files themselves, loaded as they are looked at: a page of 100,000 must still open.
 EMBEDDED = 1000
 _SIDE = 192
+# Lines over less than this say nothing that the tables do not.
+_CHARTED_SECONDS = 120.0
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".avif")
 
 
@@ -62,15 +63,26 @@ def _values(data: ReportData) -> dict[str, Any]:
         "title": data.folder.path.name, "version": __version__, "data": data, "counts": data.counts, "total": data.total,
         "model": data.model, "revision": _revision(data.run), "elapsed": _elapsed(data), "nonce": secrets.token_urlsafe(12),
         "components": _components(data), "stages": stages, "predicted": data.plan.get("predicted", {}),
-        "charts": [
-            chart for chart in (
-                line_chart("Outputs a minute", [data.rate], "a minute"),
-                line_chart("Memory", data.memory, "GiB"),
-                share_chart("Time in the stages", {name: stage.get("seconds", 0.0) for name, stage in stages.items()}, "seconds"),
-            ) if chart
-        ],
+        "charts": _charts(data, stages) if data.runs and _span(data) >= _CHARTED_SECONDS else [],
         "advice": data.measured.get("advice", []),
     }
+
+
+def _charts(data: ReportData, stages: Mapping[str, Any]) -> list[str]:
+    # The drawing library costs a second to load, which a short run's end should not.
+    from batchgen.report.charts import line_chart, share_chart
+
+    drawn = (
+        line_chart("Outputs a minute", [data.rate], "a minute"),
+        line_chart("Memory", data.memory, "GiB"),
+        share_chart("Time in the stages", {name: stage.get("seconds", 0.0) for name, stage in stages.items()}, "seconds"),
+    )
+    return [chart for chart in drawn if chart]
+
+
+def _span(data: ReportData) -> float:
+    """Seconds from the first run's beginning to the last point known."""
+    return 3600 * max((point[0] for series in (data.rate, *data.memory) for point in series.points), default=0.0)
 
 
 def _revision(run: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import json
@@ -11,6 +12,8 @@ import sys
 import pytest
 
 from batchgen.report import textforms
+from batchgen.report.charts import line_chart
+from batchgen.report.data import Series
 from batchgen.report.html import write_contact_sheet, write_report
 from reportkit import finished_run
 
@@ -109,3 +112,28 @@ def test_the_contact_sheet_shows_the_pictures(run):
     with Image.open(write_contact_sheet(run)) as sheet:
         assert sheet.width > 500
         assert len(sheet.convert("RGB").getcolors(2**20)) > 5
+
+
+def test_a_night_has_charts_and_a_short_run_has_none(run, monkeypatch):
+    assert "image/svg+xml" not in write_report(run).read_text("utf-8")
+    monkeypatch.setattr("batchgen.report.html._CHARTED_SECONDS", 0.0)
+    pictures = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', write_report(run).read_text("utf-8"))
+    drawn = [base64.b64decode(text).decode() for text in pictures]
+    assert any("Time in the stages" in svg and "denoise 75 %" in svg for svg in drawn)
+    assert all("<script" not in svg for svg in drawn)
+
+
+def test_lines_are_drawn_with_their_names_as_they_are():
+    lines = [Series("host, worker $0$", ((0.0, 1.0), (5.0, 2.0))), Series("device <1>", ((0.0, 3.0), (5.0, 3.5))), Series("a point", ((1.0, 1.0),))]
+    svg = base64.b64decode(line_chart("Memory", lines, "GiB").partition("base64,")[2]).decode()
+    assert "host, worker $0$" in svg
+    assert "device &lt;1&gt;" in svg
+    assert "a point" not in svg
+    assert "hours" in svg
+    assert line_chart("Memory", lines[2:], "GiB") == ""
+
+
+def test_measured_sums_stand_beside_the_plan(run):
+    text = write_report(run).read_text("utf-8")
+    assert "component-offload" in text
+    assert "2.00 GiB" in text  # moved bytes of the text encoder

@@ -1,0 +1,61 @@
+"""What a folder's runs measured, added up over its resumes: RUN/tables/measured.json, for the report of the morning after."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from batchgen.outputs.files import atomic_write
+from batchgen.plan.records import Plan
+from batchgen.report.advice import advice
+from batchgen.report.summary import Summary
+from batchgen.runfolder import RunFolder
+
+_NAME = "measured.json"
+# Highest of all runs instead of their sum.
+_PEAKS = frozenset({"largest_batch", "peak_device_bytes", "peak_host_bytes"})
+
+
+def read_measured(folder: RunFolder) -> dict[str, Any]:
+    """What earlier runs of the folder left; empty where there is nothing or it cannot be read."""
+    try:
+        found = json.loads((folder.tables / _NAME).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def add_measured(folder: RunFolder, plan: Plan, summary: Summary) -> None:
+    """Adds one run's sums to the folder's. Raises DiskError."""
+    total = added(read_measured(folder), as_record(plan, summary))
+    atomic_write(folder.tables / _NAME, json.dumps(total, ensure_ascii=False, indent=1).encode(), overwrite=True)
+
+
+def as_record(plan: Plan, summary: Summary) -> dict[str, Any]:
+    """One run's sums as plain values. Predicted seconds stand where the plan's rehearsal gave any."""
+    stages = {name: asdict(use) for name, use in summary.stages.items()}
+    for name, use in stages.items():
+        if found := [stage.activation_bytes + stage.weights_bytes for stage in plan.stages if stage.name == name]:
+            use["predicted_peak_bytes"] = max(found)
+    return {
+        "components": {name: asdict(use) for name, use in summary.components.items()},
+        "stages": stages,
+        "advice": advice(summary, plan),
+        "peak_device_bytes": summary.peak_device_bytes, "peak_host_bytes": summary.peak_host_bytes,
+    }
+
+
+def added(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers of the same name summed (peaks: the higher one), tables joined, all else from the newer."""
+    total = dict(old)
+    for name, value in new.items():
+        before = total.get(name)
+        if isinstance(value, Mapping):
+            total[name] = added(before if isinstance(before, Mapping) else {}, value)
+        elif isinstance(value, int | float) and not isinstance(value, bool) and isinstance(before, int | float):
+            total[name] = max(before, value) if name in _PEAKS or name.startswith("predicted") else before + value
+        else:
+            total[name] = value
+    return total
