@@ -24,7 +24,7 @@ class Tile:
 
 
 def contact_sheet(tiles: Sequence[Tile], *, title: str, columns: int = 4, side: int = 256) -> Image.Image:
-    """All tiles (the first LIMIT), row by row; pictures keep their proportions, small ones are enlarged in whole steps.
+    """All tiles (the first LIMIT), row by row; pictures keep their proportions and fill their field.
 
     A picture that cannot be opened leaves an empty field. Raises ValueError for no tiles.
     """
@@ -56,11 +56,8 @@ def _place(sheet: Image.Image, draw: ImageDraw.ImageDraw, path: Path, left: int,
         draw.rectangle((left, top, left + side - 1, top + side - 1), fill=_EMPTY)
         return
     scale = side / max(picture.size)
-    if scale >= 1:  # pixels of a tiny picture stay square
-        scale = int(scale)
-        method = Image.Resampling.NEAREST if picture.width < 128 else Image.Resampling.LANCZOS
-    else:
-        method = Image.Resampling.LANCZOS
+    # A tiny picture enlarged in whole steps keeps its pixels square; any other is resampled.
+    method = Image.Resampling.NEAREST if scale >= 1 and scale == int(scale) else Image.Resampling.LANCZOS
     width, height = max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
     small = picture.resize((width, height), method)
     sheet.paste(small, (left + (side - width) // 2, top + (side - height) // 2))
