@@ -43,10 +43,14 @@ class RowGuidance(ClassifierFreeGuidance):
 
 @dataclass(frozen=True, slots=True)
 class JobGuidance:
-    """A job's guidance, resolved. `on`: two branches run, so the negative prompt counts. `scale` None: the guider's own."""
+    """A job's guidance, resolved. `on`: two branches run, so the negative prompt counts. `scale` None: the guider's own.
+
+    `told`: the scale in effect, as the picture's settings say it; None where the model has none.
+    """
 
     on: bool
     scale: float | None
+    told: float | None = None
 
 
 class GuidanceRules:
@@ -113,11 +117,12 @@ class GuidanceRules:
         if self.has_guider and job.true_cfg_scale is not None:
             asked = job.true_cfg_scale
         if not self.has_guider:
-            return JobGuidance(False, asked if asked is not None else self.call.get("guidance_scale"))
+            scale = asked if asked is not None else self.call.get("guidance_scale")
+            return JobGuidance(False, scale, scale if scale is not None else self.call.get("true_cfg_scale"))
         scale = float(self.guiders["guider"].config["guidance_scale"] if asked is None else asked)
         if scale <= self.neutral or (self.needs_negative and job.negative_prompt is None):
-            return JobGuidance(bool(self.independent), self.neutral)
-        return JobGuidance(True, None if asked is None else scale)
+            return JobGuidance(bool(self.independent), self.neutral, self.neutral)
+        return JobGuidance(True, None if asked is None else scale, scale)
 
     def guiders_for(self, rows: Sequence[JobGuidance]) -> dict[str, Any]:
         """Fresh guiders for a batch. Rows of one batch are all on or all off; off is the neutral scale, not `disable()`."""
