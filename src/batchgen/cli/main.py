@@ -20,6 +20,7 @@ from batchgen import __version__
 from batchgen.cli import completing, settings
 from batchgen.cli.helping import SectionedCommand
 from batchgen.errors import EXIT_REFUSED, EXIT_STOPPED, BatchgenError, InterruptedRunError, UsageError
+from batchgen.report.safe import printable
 
 # Name -> what --help says about it; the text stands here so that the list of commands needs none of them loaded.
 COMMANDS = {
@@ -154,12 +155,16 @@ def _say(text: str) -> None:
         print(text, file=sys.stderr)
 
 
+def _safe(text: str) -> str:
+    return printable(text, keep="\n\t")
+
+
 def _say_error(error: BatchgenError) -> None:
     option = f"{error.option}: " if isinstance(error, UsageError) and error.option and error.option not in error.message else ""
     head = "stopped" if isinstance(error, InterruptedRunError) else "error"
-    _say(f"{head}: {printable(option + error.message)}")
+    _say(f"{head}: {_safe(option + error.message)}")
     if error.hint:
-        _say(f"hint: {printable(error.hint)}")
+        _say(f"hint: {_safe(error.hint)}")
 
 
 def _say_usage(error: click.ClickException) -> int:
@@ -168,7 +173,7 @@ def _say_usage(error: click.ClickException) -> int:
         _source, place = settings.where_from(error.ctx, error.param)
         where = f" (from {place})" if place else ""
     context = getattr(error, "ctx", None)
-    _say(f"error: {printable(error.format_message())}{where}")
+    _say(f"error: {_safe(error.format_message())}{where}")
     if context is not None:
         _say(f"hint: `{context.command_path} --help` shows what it takes")
     return EXIT_REFUSED
@@ -183,7 +188,7 @@ def _say_unexpected(error: Exception, arguments: list[str], *, debug: bool) -> i
     if debug:
         _say(trace)
         return EXIT_STOPPED
-    summary = f"{type(error).__name__}: {printable(str(error))}".strip().splitlines()[0]
+    summary = f"{type(error).__name__}: {_safe(str(error))}".strip().splitlines()[0]
     try:
         with tempfile.NamedTemporaryFile("w", prefix="batchgen-crash-", suffix=".txt", delete=False, encoding="utf-8") as file:
             _write_crash(file, trace, arguments)
@@ -195,11 +200,6 @@ def _say_unexpected(error: Exception, arguments: list[str], *, debug: bool) -> i
 
 def _write_crash(file: IO[str], trace: str, arguments: list[str]) -> None:
     file.write(f"batchgen {__version__}, Python {sys.version}, {sys.platform}\narguments: {arguments}\n\n{trace}")
-
-
-def printable(text: str) -> str:
-    """Text with control characters shown as escapes, line ends kept: names and prompts may hold terminal commands."""
-    return "".join(char if char == "\n" or (char.isprintable() and char != "\x7f") or char == "\t" else ascii(char)[1:-1] for char in text)
 
 
 def _insist_on_utf8() -> None:
