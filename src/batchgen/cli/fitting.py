@@ -30,7 +30,7 @@ ASSUMED_JOBS = 100
 BATCHES = (1, 2, 4)
 BATCHES_OF_LARGE = (1, 2)
 LARGE_PIXELS = 4 * 2**20  # of all frames of a job
-REHEARSAL_SECONDS = 1200
+REHEARSAL_SECONDS = 3600
 STAND_IN_TOKENS = 94  # a prompt of sixty tokens in a chat template
 
 Note = Callable[[str], None]

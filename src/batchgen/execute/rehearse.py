@@ -16,6 +16,7 @@ from torch import nn
 from batchgen.errors import ModelError
 from batchgen.execute.guidance import GuidanceRules
 from batchgen.execute.load import ModelFolder, first_line, quiet_libraries, torch_dtype
+from batchgen.execute.moving import chunks_of, pieces_of, stays
 from batchgen.execute.stages import DECODE, DENOISE, PIPELINE, Stage, Stages, build_stages, call_stage, join_rows, split_rows
 from batchgen.execute.streaming import split_chunks
 from batchgen.jobs import Job, ShapeKey
@@ -134,6 +135,11 @@ def block_bytes(name: str, module: nn.Module) -> tuple[int, ...]:
     return tuple(sum(chunk.size_bytes for chunk in chunks) for _, _, chunks in blocks)
 
 
+def staying_bytes(name: str, module: nn.Module) -> int:
+    """Bytes of the small buffers that the executor never takes off the device."""
+    return sum(chunk.size_bytes for chunk in chunks_of(pieces_of(name, module)) if stays(chunk))
+
+
 def rehearse(
     path: str, dtypes: Mapping[str, str], shapes: Sequence[ShapeKey], batches: Sequence[int], *, prompt: str | None = None,
     tokens: int = 60, tiled: bool = False, trust_remote_code: bool = False,
@@ -153,7 +159,7 @@ def rehearse(
     components = tuple(
         RehearsedComponent(
             name, rehearsal.weights[name], rehearsal.weights[name] - sum(rehearsal.blocks[name]), rehearsal.blocks[name],
-            rehearsal.parameters[name])
+            rehearsal.parameters[name], staying_bytes(name, rehearsal.components[name]))
         for name in rehearsal.weights
     )
     notes = tuple(f"{name}: a stand-in of {tokens} tokens, for its files are not here" for name in rehearsal.stood_in)

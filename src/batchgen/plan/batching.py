@@ -135,13 +135,13 @@ class Layout:
             return part.outside_bytes + sum(part.block_bytes[: self.kept(name)])
         if mode == "fsdp":
             return -(-part.weights_bytes // self.shards)
-        return 0
+        return part.staying_bytes
 
     def entering_bytes(self, name: str) -> int:
         """On the device while a stage that calls it is open, besides what is held."""
         part, mode = self.part(name), self.mode(name)
         if mode == "component-offload":
-            return part.weights_bytes
+            return part.weights_bytes - part.staying_bytes
         if mode == "layerwise-offload":
             streamed = part.block_bytes[self.kept(name) :]
             return self.depth * max(streamed, default=0)
@@ -174,7 +174,7 @@ class Layout:
 
     def moved_per_opening(self, stage: StageModel) -> int:
         """Bytes copied when the stage is opened: components that are offloaded as a whole."""
-        return sum(self.part(name).weights_bytes for name in stage.components if self.mode(name) == "component-offload")
+        return sum(self.entering_bytes(name) for name in stage.components if self.mode(name) == "component-offload")
 
     def moved_once(self) -> int:
         """What stays in, copied once."""

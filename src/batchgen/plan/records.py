@@ -105,6 +105,7 @@ class RehearsedComponent:
     outside_bytes: int  # weights of no repeated block
     block_bytes: tuple[int, ...] = ()  # in registration order; empty: nothing to stream
     parameters: int | None = None
+    staying_bytes: int = 0  # small buffers that stay on the device even when the rest is out
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ def _fused_cpu_attention_flops(query: Any, key: Any, value: Any, *args: Any, **k
     return int(sdpa_flop_count(query.shape, key.shape, value.shape))
 
 
+_ATEN = torch.ops.aten
+_WRITES = frozenset({_ATEN.fill_.Scalar, _ATEN.fill_.Tensor, _ATEN.zero_.default, _ATEN.copy_.default})
 _FLOPS: dict[Any, Callable[..., int]] = dict(flop_registry)
 _FLOPS[torch.ops.aten._scaled_dot_product_flash_attention_for_cpu] = _fused_cpu_attention_flops
 
@@ -126,6 +128,8 @@ class LiveBytes(TorchDispatchMode):
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         assert self._fake is not None
         tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+        if func in _WRITES and isinstance(args[0], FakeTensor):
+            return args[0]  # writing values into what has none makes nothing; masks are filled row by row, tens of thousands of times
         if any(isinstance(tensor, FakeTensor) for tensor in tensors):
             if func is torch.ops.aten.index.Tensor:  # hollow values at the places that a real mask names
                 args = (args[0], _places(args[1]))
