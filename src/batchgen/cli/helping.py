@@ -25,7 +25,9 @@ SECTIONS = {
     "Model": (
         "model", "revision", "variant", "dtype", "trust-remote-code", "allow-pickle", "cache-dir", "profile", "profile-file", "model-facts",
     ),
-    "Devices": ("device", "devices", "device-memory", "gpu", "platform", "workers", "threads", "reserve-vram", "host-memory"),
+    "Devices": (
+        "device", "devices", "device-memory", "gpu", "compare", "platform", "workers", "threads", "reserve-vram", "host-memory",
+    ),
     "Placement": (
         "performance-mode", "component-residency", "cpu-offload-components", "layerwise-offload-components", "dit-cpu-offload",
         "text-encoder-cpu-offload", "image-encoder-cpu-offload", "vae-cpu-offload", "dit-layerwise-offload", "fsdp",
@@ -36,12 +38,12 @@ SECTIONS = {
         "on-truncate", "faults-file",
     ),
     "Rows that do not say": (
-        "negative-prompt", "size", "width", "height", "steps", "guidance", "true-cfg-scale", "num-images", "num-frames", "fps", "strength",
-        "lora", "seed",
+        "negative-prompt", "size", "width", "height", "steps", "guidance", "true-cfg-scale", "num-images", "jobs", "frames", "num-frames",
+        "fps", "strength", "lora", "seed",
     ),
-    "The run": ("output", "new", "stop-at", "max-hours", "retry-failed", "verify", "overwrite", "job-timeout"),
+    "The run": ("output", "new", "stop-at", "max-hours", "smoke", "retry-failed", "verify", "overwrite", "job-timeout"),
     "What is written": ("name", "image-format", "image-quality", "png-compression", "video-format", "events"),
-    "What is said": ("policy-only", "show-residency", "explain", "preview", "json", "quiet", "verbose", "debug"),
+    "What is said": ("policy-only", "rehearse", "show-residency", "explain", "preview", "json", "quiet", "verbose", "debug"),
     "Settings": ("config", "preset", "local-settings"),
 }  # fmt: skip
 
