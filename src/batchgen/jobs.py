@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -142,3 +142,14 @@ def seed_from_row(row: str, occurrence: int) -> int:
 def picture_seed(base: int, k: int) -> int:
     """Seed of picture k of a row: base + k, wrapping at 2^64."""
     return (base + k) % SEED_LIMIT
+
+
+def largest_jobs(jobs: Iterable[Job]) -> tuple[Job, ...]:
+    """The job with the most pixels for each set of picture inputs, the first of equals. Sizes left to the model count as nothing."""
+    found: dict[tuple[str, ...], tuple[int, Job]] = {}
+    for job in jobs:
+        size = (job.width or 0) * (job.height or 0) * (job.num_frames or 1)
+        kind = job.shape.inputs
+        if kind not in found or size > found[kind][0]:
+            found[kind] = size, job
+    return tuple(job for _, job in found.values())

@@ -10,7 +10,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,7 +32,7 @@ from batchgen.cli.request import (
 )
 from batchgen.cli.run_options import RunOptions
 from batchgen.errors import EXIT_DONE, EXIT_SOME_FAILED, BatchgenError, UsageError
-from batchgen.events import Event, WorkerReady, event_line
+from batchgen.events import Event, WindowDone, event_line
 from batchgen.execute.process import WorkerProcess, prewarm
 from batchgen.execute.stopping import next_time
 from batchgen.execute.supervisor import HANG_SECONDS, RunRequest, RunResult, run_jobs
@@ -40,6 +40,7 @@ from batchgen.inventory import device, model
 from batchgen.inventory.host import host_memory
 from batchgen.inventory.model import ModelOptions
 from batchgen.inventory.profiles import find_profile
+from batchgen.jobs import Job, largest_jobs
 from batchgen.journal import Journal
 from batchgen.manifest.options import ManifestOptions
 from batchgen.outputs.files import disk_errors
@@ -50,6 +51,7 @@ from batchgen.plan.trail import Decision
 from batchgen.reconcile import open_journal, space
 from batchgen.report.plan_tables import trail_table
 from batchgen.report.progress import Display, DownloadLines, Pace, open_display
+from batchgen.report.safe import printable
 from batchgen.report.summary import Summary
 from batchgen.runfolder import RunFolder
 from batchgen.units import size_text
@@ -112,7 +114,8 @@ def render(request: RenderRequest, worker: WorkerProcess | None = None) -> Outco
         room = space(folder, journal, image_format=request.run.image_format, video_format=request.run.video_format)
         if room.warning is not None:
             note(room.warning)
-        return _carry_out(request, facts, folder, journal, worker, events)
+        trial = largest_jobs(manifest.jobs(path, options)) if request.run.smoke else ()
+        return _carry_out(request, facts, folder, journal, worker, events, trial)
 
 
 def _mark(path: str, options: ManifestOptions) -> str | None:
@@ -189,13 +192,14 @@ def _kept(given: str, path: str, folder: Path) -> str:
 def _notes(run: RunOptions) -> Callable[[str], None]:
     def note(line: str) -> None:
         if not run.quiet:
-            print(line, file=sys.stderr)
+            print(printable(line, keep="\n"), file=sys.stderr)
 
     return note
 
 
 def _carry_out(
-    request: RenderRequest, facts: Facts, folder: RunFolder, journal: Journal, worker: WorkerProcess, events: TextIO | None
+    request: RenderRequest, facts: Facts, folder: RunFolder, journal: Journal, worker: WorkerProcess, events: TextIO | None,
+    trial: Sequence[Job],
 ) -> Outcome:
     run = request.run
     counts = journal.counts()
@@ -212,11 +216,11 @@ def _carry_out(
             listen = _listener(summary, display, events, started)
 
             def recount(event: Event) -> None:
-                if isinstance(event, WorkerReady):  # by now the journal has been held against the disk
-                    _rebase(pace, journal)
                 listen(event)
+                if isinstance(event, WindowDone):  # all it rendered has been told by now; what else differs was found on the disk
+                    _rebase(pace, journal)
 
-            result = run_jobs(_request(request, facts, folder, journal, worker), recount)
+            result = run_jobs(_request(request, facts, folder, journal, worker, trial), recount)
             _rebase(pace, journal)
             for line in (*result.reconciled.lines, *result.lines):
                 display.note(line)
@@ -237,11 +241,13 @@ def _rebase(pace: Pace, journal: Journal) -> None:
     pace.rebase(done=counts["done"], failed=counts["failed"] + counts["filtered"])
 
 
-def _request(request: RenderRequest, facts: Facts, folder: RunFolder, journal: Journal, worker: WorkerProcess) -> RunRequest:
+def _request(
+    request: RenderRequest, facts: Facts, folder: RunFolder, journal: Journal, worker: WorkerProcess, trial: Sequence[Job]
+) -> RunRequest:
     run = request.run
     devices = tuple(part.torch_name for part in facts.devices) if facts.platform == "cuda" and facts.plan.replicas > 1 else ()
     return RunRequest(
-        folder=folder, journal=journal, setup=engine_settings(request, facts, folder), plan=facts.plan,
+        folder=folder, journal=journal, setup=engine_settings(request, facts, folder, trial), plan=facts.plan,
         workers=worker_count(request, facts), devices=devices,
         stop_at=next_time(run.stop_at.strftime("%H:%M")) if run.stop_at is not None else None, max_hours=run.max_hours,
         retry_failed=run.retry_failed, verify=run.verify, prewarmed=(worker,),

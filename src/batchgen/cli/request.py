@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import platform as machine
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +21,7 @@ from batchgen.inventory.loras import fingerprint
 from batchgen.inventory.model import ModelOptions
 from batchgen.inventory.prompt_limits import picture_inputs, prompt_limits, takes_negative_prompt
 from batchgen.inventory.records import DeviceFacts, ModelFacts, Platform, Profile
+from batchgen.jobs import Job
 from batchgen.manifest.options import JobDefaults, ManifestOptions
 from batchgen.plan.records import Overrides, Plan
 from batchgen.report.plan_json import plan_object
@@ -113,8 +115,8 @@ def pixel_settings(request: RenderRequest, facts: Facts) -> dict[str, object]:
     return {"model": facts.model.revision, **said, **engine_pixels(request, facts)}
 
 
-def engine_settings(request: RenderRequest, facts: Facts, folder: RunFolder) -> EngineSettings:
-    """What the workers are told."""
+def engine_settings(request: RenderRequest, facts: Facts, folder: RunFolder, trial: Sequence[Job] = ()) -> EngineSettings:
+    """What the workers are told. `trial`: jobs for the smoke test."""
     run, found = request.run, facts.model
     return EngineSettings(
         model_folder=found.folder or "",
@@ -129,7 +131,7 @@ def engine_settings(request: RenderRequest, facts: Facts, folder: RunFolder) -> 
         trust_remote_code=request.model_options.trust_remote_code, allow_pickle=request.model_options.allow_pickle,
         host_memory_bytes=run.host_memory_bytes, reserve_device_bytes=run.reserve_device_bytes, threads=run.threads,
         vae_tiling=run.vae_tiling or facts.plan.vae_tiling,
-        attention_backend=_attention(request),
+        attention_backend=_attention(request), smoke_jobs=tuple(job.as_json() for job in trial),
         loras=tuple((lora.name, lora.path, lora.weight) for lora in request.manifest_options.loras),
     )
 

@@ -47,6 +47,7 @@ class RunOptions:
     video_format: str = "mp4"
     vae_tiling: bool = False
     attention_backend: str | None = None
+    smoke: bool = False
     job_timeout: float | None = None
     quiet: bool = False
     verbose: bool = False
@@ -89,6 +90,7 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option("--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads of each worker."),
     click.option("--stop-at", metavar="HH:MM", callback=_time_of_day, help="End in good order at this time; resumable."),
     click.option("--max-hours", type=click.FloatRange(min=0, min_open=True), metavar="H", help="End in good order after H hours."),
+    click.option("--smoke", is_flag=True, help="Before the first job, try three steps of the largest shape, decode included."),
     click.option("--retry-failed", is_flag=True, help="Try jobs again that failed in an earlier run."),
     click.option("--verify", is_flag=True, help="Hash every finished output before going on."),
     click.option("--overwrite", is_flag=True, help="Replace files that are not batchgen's where an output has to go."),

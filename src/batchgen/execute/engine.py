@@ -35,6 +35,7 @@ from batchgen.execute.residency import Residency
 from batchgen.execute.runner import Runner, Task, call_arguments
 from batchgen.execute.settings import EngineSettings, Window
 from batchgen.execute.stages import DECODE, DENOISE, PIPELINE, Stage, Stages, build_stages, call_stage, join_rows, split_rows, to_host
+from batchgen.execute.trial import Trial
 from batchgen.execute.windows import BatchSizes, EncodedCache, Row, chunks, group_rows, spool_rows, unspool
 from batchgen.jobs import Job, ShapeKey
 from batchgen.outputs.files import disk_errors
@@ -77,6 +78,8 @@ class Engine:
         self.products = Products(worker, settings.outputs, self.emit)
         self._roads: dict[tuple[tuple[str, ...], bool], tuple[Stages, GuidanceRules]] = {}
         self._spooled = 0
+        self._spools = settings.spool_latents
+        self._smoke = tuple(Job.from_json(text) for text in settings.smoke_jobs)  # still to be tried
         self._proven = False  # a product of the right size has been seen: the model can make what jobs ask for
         self._announce(started)
 
@@ -116,11 +119,28 @@ class Engine:
         """Waits for the writers. Weights are left to the process's end: taking placements off would copy them back first."""
         self.products.close()
 
+    def smoke(self, asked: Sequence[Job]) -> None:
+        """Tries the jobs in a few steps, decode included, and writes nothing. Raises PlanRefusedError where one does not come through."""
+        self._smoke = ()
+        trial, jobs = Trial(self.emit, self.worker), Trial.jobs(asked)
+        kept: tuple[Any, ...] = (self.products, self.emit, self.runner.emit)
+        stand_in: Any = trial
+        self.products, self.emit, self.runner.emit, self._spools = stand_in, trial.emit, trial.emit, False
+        try:
+            self.run_window(Window(-1, jobs))
+        finally:
+            self.products, self.emit, self.runner.emit = kept
+            self._spools = self.settings.spool_latents
+        if not self.runner.stopping.is_set():
+            trial.judge(jobs, self.components.modules)
+
     def run_window(self, window: Window) -> None:
         """Ends every job of the window, unless a stop is requested.
 
         Raises RunStoppedError (DiskError is one) for what every later job would meet too, ModelError for weights that do not load.
         """
+        if self._smoke:
+            self.smoke(self._smoke)
         self.runner.window, self.runner.ended = window.number, set()
         by_inputs: dict[tuple[str, ...], list[Job]] = {}
         for job in window.jobs:
@@ -142,7 +162,6 @@ class Engine:
             else:
                 self._staged(stages, rules, rows, dict(window.spooled))
         self.products.finish()
-        self._drop_spool(window)
 
     # -- the stages -------------------------------------------------------------------------------------------------
 
@@ -304,15 +323,14 @@ class Engine:
 
     def _resolved(self, stages: Stages, row: Row, product: Any, asked: dict[str, Any]) -> dict[str, Any]:
         """What the job left to the model, as it came out."""
-        default = stages.call.get("true_cfg_scale") or stages.call.get("guidance_scale")
-        scale = row.guidance.scale if row.guidance.scale is not None else default
-        found = {"width": product.shape[-2], "height": product.shape[-3], "steps": asked.get("num_inference_steps"), "guidance": scale}
+        found = {"width": product.shape[-2], "height": product.shape[-3]}
+        found |= {"steps": asked.get("num_inference_steps"), "guidance": row.guidance.told}
         if product.ndim == 4:
             found |= {"num_frames": product.shape[0], "fps": row.job.fps or stages.call.get("frame_rate") or DEFAULT_FPS}
         return found
 
     def _spool(self, rows: Sequence[Row]) -> None:
-        if not rows or not self.settings.spool_latents:
+        if not rows or not self._spools:
             return
         self._spooled += 1
         name = f"spool/{self.worker}-{self.runner.window}-{self._spooled}.safetensors"
@@ -340,14 +358,6 @@ class Engine:
                 continue
             found.extend(wanted.values())
         return found
-
-    def _drop_spool(self, window: Window) -> None:
-        """Latents of a window whose jobs have all ended are of no more use."""
-        if self.runner.stopping.is_set():
-            return
-        spool = Path(self.settings.run_folder) / "spool"
-        for path in spool.glob(f"{self.worker}-{window.number}-*.safetensors"):
-            path.unlink(missing_ok=True)
 
 
 def open_engine(worker: int, settings: EngineSettings, plan: Plan, emit: Emit) -> Engine:

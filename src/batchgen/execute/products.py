@@ -20,13 +20,15 @@ from batchgen.events import Emit, JobFailed, OutputDone
 from batchgen.execute.load import first_line
 from batchgen.execute.settings import OutputSettings
 from batchgen.execute.windows import Row
+from batchgen.outputs.files import make_folders
 from batchgen.outputs.image import write_image
 from batchgen.outputs.metadata import RECORD, settings_for
 from batchgen.outputs.whole import judge
 from batchgen.reconcile import adoption
+from batchgen.units import MIB
 
 WRITERS = 2
-WAITING = 16  # products that may wait for a writer before the device has to
+WAITING_BYTES = 256 * MIB  # of products that may wait for a writer before the device has to; one may always
 
 FloatArray = npt.NDArray[np.float32]
 Sound = tuple[FloatArray, int]  # samples [channels, samples] in -1..1, and their rate in Hz
@@ -59,7 +61,8 @@ class Products:
         self._outputs = outputs
         self._emit = emit
         self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="write")
-        self._room = threading.BoundedSemaphore(WAITING)
+        self._room = threading.Condition()
+        self._waiting_bytes = 0
         self._futures: list[Future[None]] = []
         self._error: BaseException | None = None
 
@@ -72,12 +75,14 @@ class Products:
             reason = "the decoded picture holds values that are not numbers"
             self._emit(JobFailed(self._worker, row.job.key, "non-finite", "decode", reason))
             return
-        self._room.acquire()
+        with self._room:
+            self._room.wait_for(lambda: not self._waiting_bytes or self._waiting_bytes + product.nbytes <= WAITING_BYTES)
+            self._waiting_bytes += product.nbytes
         self._futures.append(self._pool.submit(self._write, row, product, dict(resolved), sound))
 
     def _write(self, row: Row, product: FloatArray, resolved: dict[str, Any], sound: Sound | None) -> None:
         try:
-            self._emit(self._written(row, to_uint8(product), resolved, sound))
+            self._emit(self._written(row, product, resolved, sound))
         except DiskError as error:
             self._error = error
         except FileExistsError:
@@ -85,7 +90,9 @@ class Products:
         except Exception as error:  # noqa: BLE001  one file that cannot be written fails its job, not the night
             self._emit(JobFailed(self._worker, row.job.key, "error", "write", first_line(error)))
         finally:
-            self._room.release()
+            with self._room:
+                self._waiting_bytes -= product.nbytes
+                self._room.notify_all()
 
     def _already_there(self, row: Row) -> OutputDone | JobFailed:
         """The name is taken: by this very job's output, which is adopted, or by something else, which is left alone."""
@@ -95,27 +102,28 @@ class Products:
             return adoption(path, row.job.key, row.job.output, settings, self._worker)
         return JobFailed(self._worker, row.job.key, "error", "write", f"{row.job.output} exists and is not this job's output")
 
-    def _written(self, row: Row, pixels: npt.NDArray[np.uint8], resolved: dict[str, Any], sound: Sound | None) -> OutputDone:
-        flags = (*row.flags, *(("flat",) if int(pixels.min()) == int(pixels.max()) else ()))
+    def _written(self, row: Row, product: FloatArray, resolved: dict[str, Any], sound: Sound | None) -> OutputDone:
+        lowest, highest = to_uint8(np.array([product.min(), product.max()], dtype=np.float32))
+        flags = (*row.flags, *(("flat",) if lowest == highest else ()))
         settings = settings_for(row.job, dict(self._outputs.metadata), row.batch, flags, resolved)
         path = Path(self._outputs.folder) / row.job.output
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if pixels.ndim == 3:
-            size, digest = write_image(
-                pixels, path, settings, self._outputs.image_format, dict(self._outputs.image_options), overwrite=self._outputs.overwrite
-            )
+        make_folders(path.parent)
+        if product.ndim == 3:
+            kept, options = self._outputs.image_format, dict(self._outputs.image_options)
+            size, digest = write_image(to_uint8(product), path, settings, kept, options, overwrite=self._outputs.overwrite)
         else:
-            size, digest = self._write_clip(pixels, path, settings, float(resolved["fps"]), sound)
+            size, digest = self._write_clip(product, path, settings, float(resolved["fps"]), sound)
         return OutputDone(
             self._worker, row.job.key, row.job.output, size, digest, row.batch, row.seconds, settings[RECORD], flags
         )
 
     def _write_clip(
-        self, frames: npt.NDArray[np.uint8], path: Path, settings: Mapping[str, str], fps: float, sound: Sound | None
+        self, clip: FloatArray, path: Path, settings: Mapping[str, str], fps: float, sound: Sound | None
     ) -> tuple[int, str]:
         from batchgen.outputs.video import write_video  # PyAV is only there for people who make clips
 
         kept, overwrite = self._outputs.video_format, self._outputs.overwrite
+        frames = (to_uint8(frame) for frame in clip)  # rounded one by one: a clip is held once
         return write_video(frames, path, settings, fps=fps, video_format=kept, overwrite=overwrite, sound=sound)
 
     def check(self) -> None:

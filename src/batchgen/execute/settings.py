@@ -40,7 +40,7 @@ class EngineSettings:
     attention_backend: str | None = None
     compile_blocks: bool = False
     loras: tuple[tuple[str, str, float], ...] = ()  # name, path, weight
-    smoke: bool = False
+    smoke_jobs: tuple[str, ...] = ()  # jobs, as JSON, to be tried in a few steps before the first window
     extra: tuple[tuple[str, str], ...] = field(default=())
 
 
