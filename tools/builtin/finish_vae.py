@@ -35,7 +35,7 @@ def main() -> None:
     """Train the decoder alone, then write the folder `vae` again and `finish_vae.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--learning-rate", type=float, default=6e-4)
     parser.add_argument("--fp32", action="store_true", help="compute in fp32 instead of bfloat16")
     arguments = parser.parse_args()

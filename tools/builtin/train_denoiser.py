@@ -181,7 +181,7 @@ def main() -> None:
     """Train, writing a checkpoint now and then, and end with `denoiser.pt` (averaged weights) and `denoiser.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=12_000)
+    parser.add_argument("--steps", type=int, default=11_000)
     parser.add_argument("--learning-rate", type=float, default=1.5e-3)
     parser.add_argument("--checkpoint-every", type=int, default=500)
     parser.add_argument("--fp32", action="store_true", help="compute in fp32 instead of bfloat16 (slower where the CPU has bfloat16 units)")
