@@ -17,6 +17,7 @@ from batchgen.inventory.known import known_models
 from batchgen.jobs import ShapeKey
 from batchgen.plan.records import StageProfile
 from batchgen.rehearsal import cache, hollow
+from batchgen.rehearsal.live import LiveBytes
 
 TinyFolder = Callable[[str], Path]
 FAMILIES = (
@@ -84,6 +85,42 @@ def test_one_block_played_for_all_gives_what_playing_each_gives(deep_folder: Pat
     monkeypatch.setattr(hollow, "_share_blocks", lambda module, stage: None)
     single = rehearse.hollow_rehearsal(str(deep_folder), dtypes(deep_folder))
     assert rehearse.play(single, job, 2) == once
+
+
+class _Frames(torch.nn.Module):
+    """Blocks that hand a cache from one to the next, as the VAEs of clips do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+        for number, block in enumerate(self.blocks):
+            block.forward = self._remembering(block, number)  # type: ignore[method-assign]
+
+    @staticmethod
+    def _remembering(block: torch.nn.Module, number: int) -> Callable[..., torch.Tensor]:
+        def forward(value: torch.Tensor, cache: list[int]) -> torch.Tensor:
+            cache[0] += 1
+            return torch.nn.functional.linear(value, block.weight)  # type: ignore[arg-type]
+
+        return forward
+
+    def forward(self, value: torch.Tensor) -> tuple[torch.Tensor, int]:
+        cache = [0]
+        for block in self.blocks:
+            value = block(value, cache)
+        return value, cache[0]
+
+
+def test_blocks_that_write_into_their_arguments_are_all_played() -> None:
+    scene = hollow.Stage()
+    with scene.fake:
+        module = _Frames()
+    hollow.enter(module, "frames", scene, repeats=True)
+    for _ in range(2):  # the second time a record would be at hand
+        tracker = LiveBytes(module.parameters(), fake=scene.fake)
+        with scene.following(tracker):
+            _, count = module(torch.zeros(2, 4))
+        assert count == 3
 
 
 def test_equal_calls_are_played_once_and_all_are_counted(deep_folder: Path) -> None:

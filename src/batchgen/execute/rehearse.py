@@ -86,7 +86,8 @@ def hollow_rehearsal(
         folder.hollows[name] = module
         weights[name], parameters[name] = hollow.weight_bytes(module), hollow.parameter_count(module)
         blocks[name] = block_bytes(name, module)
-        hollow.enter(module, name, scene, repeats=folder.entries[name][0] == "diffusers")
+        # language models keep caches and VAEs hand a cache of frames from block to block: each of their blocks is played
+        hollow.enter(module, name, scene, repeats=folder.entries[name][0] == "diffusers" and not folder.is_autoencoder(name))
     stages = build_stages(folder, CPU, wanted, components=folder.hollows, inputs=inputs)
     return Rehearsal(
         stages, guidance_rules(stages), scene, dict(folder.hollows), weights, parameters, blocks, tuple(dict.fromkeys(folder.stood_in)))

@@ -286,7 +286,9 @@ def _shared(inner: Callable[..., Any], block: Any, records: dict[Any, Call | Non
         result = inner(*args, **kwargs)
         above = tracker.peak - live
         tracker.peak = max(peak, tracker.peak)
-        if key not in records:
+        if key not in records and (block, _signature((args, kwargs))) != key:
+            records[key] = None  # it wrote into its arguments (a cache of frames), which a record would not
+        elif key not in records:
             records[key] = _block_call(result, (args, kwargs), above, tracker.flops - flops, tracker.live - live, tracker)
         return result
 
