@@ -20,9 +20,8 @@ FRAGMENTATION = 0.04  # of activations
 # Rows a batch beyond which a stage gains nothing on the cards of the catalogue; fewer are lost when one fails.
 LARGEST_BATCH = {"denoise": 16, "decode": 8, "pipeline": 8}
 LARGEST_ENCODE = 32
-# Work of one call that keeps any card of the catalogue busy for a tenth of a second, and a smallest batch to share launches.
+# Work of one call that keeps any card of the catalogue busy for a tenth of a second: launches and idle units no longer count.
 FILLING_FLOPS = 10**14
-MIN_BATCH = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ class StageModel:
         """Rows from which on a call fills any card of the catalogue; more would only come later and lose more when one fails."""
         forwards = max(1, max(self.calls.values(), default=1))
         per_row = max(1, self.flops.at(1) // forwards)
-        return min(self.largest, max(MIN_BATCH, -(-FILLING_FLOPS // per_row)))
+        return min(self.largest, -(-FILLING_FLOPS // per_row))
 
 
 def stage_models(profiles: Sequence[StageProfile]) -> tuple[StageModel, ...]:

@@ -28,6 +28,7 @@ JOBS = 100
 # rehearsal -> (model, cards)
 TABLES = {
     "qwen-image": ("Qwen/Qwen-Image", ("RTX 4090", "RTX A6000", "H100 80GB", "H200 141GB")),
+    "wan2.1-t2v-14b": ("Wan-AI/Wan2.1-T2V-14B-Diffusers", ("RTX 4090", "H100 80GB")),
 }
 
 
