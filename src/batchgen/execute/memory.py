@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 import sys
 import weakref
@@ -311,7 +312,10 @@ class HostBuffer:
 
     def __init__(self, size_bytes: int, *, pinned: bool, budget: HostBudget) -> None:
         with host_memory(), torch.inference_mode(False):
-            self.bytes = torch.empty(size_bytes, dtype=torch.uint8)
+            # pages of its own: they can be registered whatever lies beside them, and go back to the system at once
+            private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
+            pages = mmap.mmap(-1, max(1, size_bytes), **private)
+            self.bytes = torch.frombuffer(pages, dtype=torch.uint8, count=size_bytes) if size_bytes else torch.empty(0, dtype=torch.uint8)
         self._budget = budget
         self.pinned = pinned and self._register()
 

@@ -107,6 +107,9 @@ def test_a_host_buffer_counts_until_freed() -> None:
     buffer = HostBuffer.of(800, pinned=False, budget=budget)
     assert buffer is not None
     assert HostBuffer.of(300, pinned=False, budget=budget) is None
+    assert buffer.bytes.data_ptr() % 4096 == 0, "on pages of its own"
+    buffer.bytes.fill_(7)
+    assert int(buffer.bytes.sum()) == 5600
     buffer.free()
     assert budget.left_bytes == 1000
 
