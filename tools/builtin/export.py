@@ -6,6 +6,7 @@ python tools/builtin/export.py --out build/builtin [--folder src/batchgen/builti
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 from pathlib import Path
 
@@ -37,6 +38,11 @@ def assemble(out: Path) -> ZImagePipeline:
     )
 
 
+def run_in_single_precision(config: Path) -> None:
+    """Have transformers load the half-precision file as fp32, as diffusers does its own; a mixed pipeline would not run."""
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": "float32"}, indent=2, sort_keys=True) + "\n")
+
+
 def main() -> None:
     """Write the folder anew and refuse one that is too large to ship."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -47,6 +53,7 @@ def main() -> None:
     kept = card.read_bytes() if card.exists() else None
     shutil.rmtree(arguments.folder, ignore_errors=True)
     assemble(arguments.out).to(dtype=torch.float16).save_pretrained(arguments.folder)
+    run_in_single_precision(arguments.folder / "text_encoder" / "config.json")
     if kept is not None:
         card.write_bytes(kept)
     size = sum(path.stat().st_size for path in arguments.folder.rglob("*.safetensors"))

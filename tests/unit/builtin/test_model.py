@@ -34,6 +34,14 @@ def test_folder_is_an_ordinary_one_of_the_family_and_small_enough_to_ship() -> N
     assert {path.suffix for path in files} <= {".safetensors", ".json", ".jinja", ".md", ".txt"}
 
 
+def test_plain_loading_gives_a_pipeline_that_runs_in_single_precision() -> None:
+    plain = DiffusionPipeline.from_pretrained(builtin.folder())
+    plain.set_progress_bar_config(disable=True)
+    assert {plain.text_encoder.dtype, plain.transformer.dtype, plain.vae.dtype} == {torch.float32}
+    picture = plain("a red star on white", height=64, width=64, num_inference_steps=1, guidance_scale=0, max_sequence_length=32).images[0]
+    assert picture.size == (64, 64)
+
+
 def test_every_weight_is_finite(pipeline: ZImagePipeline) -> None:
     for component in (pipeline.text_encoder, pipeline.transformer, pipeline.vae):
         assert all(parameter.isfinite().all() for parameter in component.parameters())
