@@ -7,9 +7,10 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from diffusers import DiffusionPipeline, ZImagePipeline
+from diffusers import DiffusionPipeline, ModularPipeline, ZImagePipeline
 
 from batchgen import builtin
 
@@ -40,6 +41,17 @@ def test_plain_loading_gives_a_pipeline_that_runs_in_single_precision() -> None:
     assert {plain.text_encoder.dtype, plain.transformer.dtype, plain.vae.dtype} == {torch.float32}
     picture = plain("a red star on white", height=64, width=64, num_inference_steps=1, guidance_scale=0, max_sequence_length=32).images[0]
     assert picture.size == (64, 64)
+
+
+def test_modular_blocks_paint_what_the_ordinary_pipeline_paints(pipeline: ZImagePipeline) -> None:
+    modular = ModularPipeline.from_pretrained(str(builtin.folder()))
+    modular.load_components()
+    modular.set_progress_bar_config(disable=True)
+    settings = {"height": 64, "width": 64, "num_inference_steps": 3}
+    prompt = "a small red star at the top on blue"
+    ordinary = pipeline([prompt], guidance_scale=0, generator=torch.Generator().manual_seed(0), **settings).images[0]
+    blocks = modular(prompt=[prompt], generator=torch.Generator().manual_seed(0), output="images", **settings)[0]
+    assert (np.abs(np.asarray(ordinary, dtype=int) - np.asarray(blocks, dtype=int)) <= 1).all()
 
 
 def test_every_weight_is_finite(pipeline: ZImagePipeline) -> None:
