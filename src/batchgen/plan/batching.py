@@ -171,9 +171,13 @@ class Layout:
             for name in stage.components if self.mode(name) == "layerwise-offload"
         )  # fmt: skip
 
-    def moved_per_opening(self, stage: StageModel) -> int:
-        """Bytes copied when the stage is opened: components that are offloaded as a whole."""
-        return sum(self.entering_bytes(name) for name in stage.components if self.mode(name) == "component-offload")
+    def moved_per_opening(self, stage: StageModel, batches: int = 1) -> int:
+        """Bytes copied while the stage is open once: components that are offloaded as a whole.
+
+        In a whole pipeline run as one stage only one of them is in at a time, so each batch brings all of them in again.
+        """
+        sizes = [self.entering_bytes(name) for name in stage.components if self.mode(name) == "component-offload"]
+        return sum(sizes) * (batches if stage.name == "pipeline" and len(sizes) > 1 else 1)
 
     def moved_once(self) -> int:
         """What stays in, copied once."""

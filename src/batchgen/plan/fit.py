@@ -238,7 +238,8 @@ def _moved(layout: Layout, night: Night, batches: Mapping[tuple[str, str], int],
         denoise = batches.get((stage.shape, "denoise"), batches[stage.shape, stage.name])
         rows = _window_rows(night.jobs(stage), denoise, window)
         for count in rows:
-            total += layout.moved_per_opening(stage) + layout.streamed(stage, -(-count // batches[stage.shape, stage.name]))
+            turns = -(-count // batches[stage.shape, stage.name])
+            total += layout.moved_per_opening(stage, turns) + layout.streamed(stage, turns)
     return total
 
 
@@ -383,7 +384,7 @@ def _stage_plan(stage: StageModel, found: Candidate, night: Night) -> StagePlan:
         windows = _window_rows(night.jobs(stage), first, found.window)
         seconds = sum(
             -(-rows // batch) * night.speeds.batch_seconds(layout, stage, batch)
-            + night.speeds.copy_seconds(layout.moved_per_opening(stage)) for rows in windows
+            + night.speeds.copy_seconds(layout.moved_per_opening(stage, -(-rows // batch))) for rows in windows
         )  # fmt: skip
     return StagePlan(
         stage.name, stage.shape, stage.components, batch, layout.stage_weights(stage), stage.activations.at(batch),

@@ -149,6 +149,22 @@ def test_experts_of_one_kind_are_never_counted_together() -> None:
     assert denoise.weights_bytes == one.component("transformer").weights_bytes + one.component("vae").weights_bytes
 
 
+def test_a_whole_pipeline_brings_each_offloaded_component_in_for_every_batch() -> None:
+    """FLUX.2 and others without stages: encoder, transformer and VAE take turns within one call."""
+    found = rehearsed(blocks=2, block=GIB)
+    names = ("text_encoder", "transformer", "vae")
+    whole = tuple(
+        StageProfile("pipeline", SHAPE, rows, names, 0, GIB * rows, MIB, 10**15 * rows, tuple((name, 1) for name in names))
+        for rows in (1, 2)
+    )
+    found = replace(found, profiles=whole)
+    layout = Layout(dict.fromkeys(names, "component-offload"), found)
+    (stage,) = stage_models(whole)
+    weights = sum(part.weights_bytes for part in found.components)
+    assert layout.moved_per_opening(stage, 5) == 5 * weights
+    assert layout.stage_weights(stage) == max(part.weights_bytes for part in found.components)
+
+
 def test_the_reserve_is_kept_back() -> None:
     wide = fitted(rehearsed(), 60, options=FitOptions(reserve_bytes=0, rates=FAST))
     tight = fitted(rehearsed(), 60, options=FitOptions(reserve_bytes=5 * GIB, rates=FAST))
