@@ -171,7 +171,9 @@ class Encoding:
             return
         for other, earlier in found.items():
             if isinstance(other, tuple) and other[:2] == key[:2] and _differ_early(other[2], key[2]):
-                if any(_same(value[name], earlier[name]) for name in value.keys() & earlier.keys()):
+                # a second encoder may have nothing to say about either text (glyphs that neither quotes): all must be alike
+                verdicts = [_same(value[name], earlier[name]) for name in value.keys() & earlier.keys()]
+                if True in verdicts and False not in verdicts:
                     raise RunStoppedError(
                         f"{stage.name} gives the same for different texts: its weights cannot be right",
                         hint="the download or conversion of the text encoder is damaged",
@@ -249,15 +251,14 @@ def _differ_early(one: str | None, other: str | None) -> bool:
     return (one or "")[:40].split() != (other or "")[:40].split()
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: Any, other: Any) -> bool | None:
+    """Whether two embeddings [1, tokens, ...] are alike; None for what says nothing: masks, and what is pooled from one token."""
     if isinstance(one, Item) and isinstance(other, Item):
-        return _same(one.value, other.value)
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-        return False
-    if not one.is_floating_point() or one.shape != other.shape:  # masks may well be equal
-        return False
+        one, other = one.value[None], other.value[None]
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor) or one.dim() < 3 or not one.is_floating_point():
+        return None
     # kernels round differently in batches of other sizes; texts that differ do so by as much as the values themselves
-    return bool((one - other).abs().max() <= 1e-2 * one.abs().max())
+    return one.shape == other.shape and bool((one - other).abs().max() <= 1e-2 * one.abs().max())
 
 
 def _resized(outputs: dict[str, Any], arguments: dict[str, Any]) -> bool:

@@ -43,7 +43,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("WanImageToVideoPipeline", "WanImage2VideoAutoBlocks", lacking=("expand_timesteps",), pairs_only=True),
     Family("LTXPipeline", "LTXAutoBlocks"),
     Family("LTX2Pipeline", "LTX2AutoBlocks"),
-    Family("HunyuanVideo15Pipeline", "HunyuanVideo15AutoBlocks"),
+    Family("HunyuanVideo15Pipeline", "HunyuanVideo15AutoBlocks", pairs_only=True),
 )
 
 
