@@ -19,12 +19,14 @@ def folder() -> Path:
     return _data("model/model_index.json").parent
 
 
-def demo_manifest() -> Path:
-    """The manifest that `batchgen demo` renders.
+def demo_manifest(*, with_failure: bool = False) -> Path:
+    """The manifest that `batchgen demo` renders; `with_failure`: the same and one row more, which cannot be rendered.
+
+    That row asks for so much guidance that fp32 cannot hold the latents.
 
     Raises FileNotFoundError where the package was installed without its data.
     """
-    return _data("demo.csv")
+    return _data("demo-with-failure.csv" if with_failure else "demo.csv")
 
 
 def _data(name: str) -> Path:

@@ -16,21 +16,27 @@ from batchgen.outputs.files import atomic_write
 from batchgen.runfolder import RunFolder
 
 FOLDER = "results/demo-builtin"
+FAILURE_FOLDER = "results/demo-with-failure-builtin"
 SHEET = "contact.png"
 
 
 @click.command()
-@click.option("-o", "--output", metavar="DIR", default=FOLDER, show_default=True, help="Run folder.")
+@click.option("-o", "--output", metavar="DIR", help=f"Run folder.  [default: {FOLDER}]")
+@click.option(
+    "--with-failure", is_flag=True,
+    help=f"One row more, which fails on purpose: what a failed job looks like. Exit code 3.  [folder: {FAILURE_FOLDER}]",
+)
 @click.option("--new", is_flag=True, help="Render once more, beside an earlier demo.")
 @click.option("--device", metavar="NAME", help="cuda:0, mps or cpu; default: what is there.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors and the tables.")
 @click.pass_context
-def command(context: click.Context, output: str, new: bool, device: str | None, quiet: bool) -> int:
+def command(context: click.Context, output: str | None, with_failure: bool, new: bool, device: str | None, quiet: bool) -> int:
     """Render a dozen prompts with the small built-in model, and show what a run leaves behind.
 
     \b
     batchgen demo
     batchgen demo -o /tmp/demo
+    batchgen demo --with-failure
     """
     from batchgen.cli.rendering import render
     from batchgen.cli.request import RenderRequest
@@ -38,13 +44,15 @@ def command(context: click.Context, output: str, new: bool, device: str | None, 
     from batchgen.manifest.options import ManifestOptions
     from batchgen.plan.records import Overrides
 
+    output = output if output is not None else FAILURE_FOLDER if with_failure else FOLDER
     run = RunOptions(output=output, new=new, devices=(device,) if device else (), quiet=quiet)
+    manifest = str(builtin.demo_manifest(with_failure=with_failure))
     request = RenderRequest(
-        str(builtin.demo_manifest()), BUILTIN, ModelOptions(), Overrides(), ManifestOptions(), run, tuple(resolved_settings(context)),
+        manifest, BUILTIN, ModelOptions(), Overrides(), ManifestOptions(), run, tuple(resolved_settings(context)),
     )
     outcome = render(request)
     sheet = write_sheet(outcome.folder)
-    _say_what_next(outcome.folder, sheet)
+    _say_what_next(outcome.folder, sheet, failed=outcome.result.counts["failed"])
     return outcome.exit_code
 
 
@@ -63,11 +71,11 @@ def write_sheet(folder: RunFolder) -> Path | None:
     return path
 
 
-def _say_what_next(folder: RunFolder, sheet: Path | None) -> None:
+def _say_what_next(folder: RunFolder, sheet: Path | None, *, failed: int) -> None:
     lines = [f"contact sheet: {sheet}" if sheet else "", "Next:"]
     steps = [
         ("batchgen plan --show-residency", "where Qwen-Image would live on this machine, and why"),
-        (f"batchgen status {_shown(folder.path)}", "what the run folder knows"),
+        (f"batchgen status {_shown(folder.path)}", "what failed, and why" if failed else "what the run folder knows"),
         ("batchgen run prompts.csv --model Qwen/Qwen-Image", "your own list; run it again to resume"),
     ]
     width = max(len(step) for step, _ in steps)
