@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -110,3 +111,13 @@ def test_demo_manifest_shows_sizes_negatives_repeats_and_several_pictures_a_row(
     assert any(prompts.count(row["prompt"]) > 1 for row in rows)
     assert any(int(row["num_images"] or 1) > 1 for row in rows)
     assert len({row["id"] for row in rows}) == len(rows)
+
+
+def test_all_that_a_wheel_holds_is_under_twenty_megabytes_unpacked() -> None:
+    root = Path(__file__).parents[3]
+    wheel = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    folders = [root / name for name in (*wheel["packages"], *wheel["force-include"])]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    shipped = {builtin.demo_manifest(), builtin.demo_manifest(with_failure=True), root / "configs" / "models" / "builtin.toml"}
+    assert {path.resolve() for path in shipped} <= {path.resolve() for path in files}
+    assert sum(path.stat().st_size for path in files) < 20_000_000
