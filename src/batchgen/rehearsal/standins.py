@@ -29,6 +29,7 @@ class StandInTokenizer:
     def __init__(self, name: str, tokens: int) -> None:
         self.name = name
         self.tokens = tokens
+        self.added_tokens_encoder: dict[str, int] = {}  # no textual inversions
         self.model_max_length = _MAX_LENGTHS.get(name, 4096)
 
     def __call__(
@@ -56,6 +57,9 @@ class StandInTokenizer:
             return texts
         encoded = self(texts, **{key: value for key, value in more.items() if key in {"padding", "max_length", "truncation"}})
         return encoded if return_dict else encoded["input_ids"]
+
+    def tokenize(self, text: str, **more: Any) -> list[str]:
+        return ["text"] * self.tokens
 
     def batch_decode(self, sequences: Any, *args: Any, **more: Any) -> list[str]:
         return ["text"] * len(sequences)
