@@ -31,7 +31,7 @@ SECTIONS = {
     "Placement": (
         "performance-mode", "component-residency", "cpu-offload-components", "layerwise-offload-components", "dit-cpu-offload",
         "text-encoder-cpu-offload", "image-encoder-cpu-offload", "vae-cpu-offload", "dit-layerwise-offload", "fsdp",
-        "keep-resident-min-available-gb", "batch-size", "vae-tiling", "attention-backend", "force",
+        "keep-resident-min-available-gb", "batch-size", "vae-tiling", "attention-backend", "compile", "force",
     ),
     "Manifest": (
         "format", "encoding", "delimiter", "prompt-column", "carry", "limit", "skip-invalid", "snap", "dedupe", "allow-empty-prompt",

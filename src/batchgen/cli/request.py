@@ -100,6 +100,8 @@ def engine_pixels(request: RenderRequest, facts: Facts) -> dict[str, object]:
         found["vae_tiling"] = True
     if request.run.attention_backend is not None:
         found["attention_backend"] = request.run.attention_backend
+    if request.run.compile:
+        found["compile"] = True
     found.update({f"lora.{lora.name}": f"{fingerprint(lora)} x {lora.weight:g}" for lora in request.manifest_options.loras})
     if request.run.image_format != "png":
         found["image_format"] = request.run.image_format
@@ -131,9 +133,25 @@ def engine_settings(request: RenderRequest, facts: Facts, folder: RunFolder, tri
         trust_remote_code=request.model_options.trust_remote_code, allow_pickle=request.model_options.allow_pickle,
         host_memory_bytes=run.host_memory_bytes, reserve_device_bytes=run.reserve_device_bytes, threads=run.threads,
         vae_tiling=run.vae_tiling or facts.plan.vae_tiling,
-        attention_backend=_attention(request), smoke_jobs=tuple(job.as_json() for job in trial),
+        attention_backend=_attention(request), compile_blocks=_compile(request, facts), smoke_jobs=tuple(job.as_json() for job in trial),
         loras=tuple((lora.name, lora.path, lora.weight) for lora in request.manifest_options.loras),
     )
+
+
+def _compile(request: RenderRequest, facts: Facts) -> bool:
+    """--compile, refused before anything is loaded where a denoiser's weights would move under the compiled code."""
+    if not request.run.compile:
+        return False
+    moving = [part for part in facts.plan.placements if part.group == "dit" and part.mode != "resident"]
+    if moving:
+        what = ", ".join(f"{part.component} is {part.mode}" for part in moving)
+        raise UsageError(
+            f"--compile needs the denoiser to stay on the device, and {what}", option="--compile",
+            hint=f"Leave it out, or keep the denoiser in: --component-residency {moving[0].component}=resident",
+        )
+    if request.manifest_options.loras:
+        raise UsageError("--compile does not go with --lora: adapters change the blocks between batches", option="--compile")
+    return True
 
 
 def _attention(request: RenderRequest) -> str | None:

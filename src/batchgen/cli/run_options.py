@@ -47,6 +47,7 @@ class RunOptions:
     video_format: str = "mp4"
     vae_tiling: bool = False
     attention_backend: str | None = None
+    compile: bool = False
     smoke: bool = False
     job_timeout: float | None = None
     quiet: bool = False
@@ -110,6 +111,10 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option(
         "--attention-backend", metavar="NAME", type=click.Choice(ATTENTION_BACKENDS),
         help="Kernels of the denoisers' attention: native, flash, sage, xformers, ... as diffusers names them.",
+    ),
+    click.option(
+        "--compile", is_flag=True,
+        help="Compile the denoiser's repeated blocks (torch.compile); it must stay on the device. Alters pixels slightly.",
     ),
     click.option("--events", metavar="FILE", help="Write every event as a JSON line."),
     click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors and the tables."),

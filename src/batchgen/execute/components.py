@@ -13,6 +13,7 @@ from torch import nn
 from batchgen.errors import ModelError
 from batchgen.events import ComponentLoaded, Emit
 from batchgen.execute.attention import set_attention
+from batchgen.execute.compiling import compile_blocks
 from batchgen.execute.load import ModelFolder, torch_dtype
 from batchgen.execute.loras import Loras
 from batchgen.execute.memory import host_memory
@@ -70,6 +71,8 @@ class Components:
         with host_memory() if device.type == "cpu" else nullcontext():
             self.loras.attach(name, module)
         set_attention(name, module, self.settings.attention_backend)
+        if self.settings.compile_blocks and compile_blocks(name, module, self.residency.mode(name)):
+            self.residency.fix(name)
         size = sum({id(tensor): tensor.nbytes for tensor in (*module.parameters(), *module.buffers())}.values())
         self.meter.watch(name, module)
         self.modules[name] = module

@@ -268,6 +268,10 @@ class Residency:
 
     # -- the ladder -------------------------------------------------------------------------------------------------
 
+    def fix(self, name: str) -> None:
+        """No recovery step may place this component elsewhere: what is compiled must stay where it is."""
+        self.fixed |= {name}
+
     def next_leaner(self, name: str, *, in_stage: bool) -> Mode | None:
         """The next leaner placement of this component; None where there is none or the user placed it.
 
