@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 import judge
 
 PROMPTS = Path(__file__).parents[2] / "tests" / "unit" / "builtin" / "held_out_prompts.json"
+WHAT = "tests/judge.py on the built-in model's pictures of the held-out prompts: right shares, and what differs from the first run"
 COLUMNS = ("prompt", "width", "height", "seed")
 
 
@@ -57,7 +58,8 @@ def main() -> None:
     if arguments.list:
         write_list(arguments.list, rows)
     wanted = [{name: row[name] for name in judge.PROPERTIES} for row in rows]
-    record: dict[str, Any] = {"prompts": len(rows), "command": "see tools/builtin/judge_runs.py", "runs": {}}
+    command = " ".join(["python tools/builtin/judge_runs.py", *(f"build/{folder.name}" for folder in arguments.folders)])
+    record: dict[str, Any] = {"what": WHAT, "command": command, "prompts": len(rows), "runs": {}}
     first: list[np.ndarray[Any, Any]] = []
     for folder in arguments.folders:
         pictures, made = pictures_of(folder, rows)
