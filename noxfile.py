@@ -24,9 +24,10 @@ def install(session: nox.Session, *, groups: tuple[str, ...], extras: str = "lor
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Everything but the tests that need a GPU. Arguments after -- go to pytest."""
+    """Everything but the tests that need a GPU, in two processes of one thread each. Arguments after -- go to pytest instead."""
     install(session, groups=("test",))
-    session.run("python", "-m", "pytest", *session.posargs, env=ENVIRONMENT)
+    arguments = session.posargs or ["-n", "2", "--dist", "loadfile"]
+    session.run("python", "-m", "pytest", *arguments, env=ENVIRONMENT)
 
 
 @nox.session
