@@ -85,3 +85,26 @@ def test_another_manifests_folder_is_refused(tmp_path: Path, qwen_folder: Path) 
     assert said.code == 2, said
     assert "one.csv" in said.err
     assert "--new" in said.err
+
+
+SLIPS = [
+    ("a size nobody means", "prompt,width,height\nhuge,100000,100000\na star,64,64\n", "10,000,000,000 pixels"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), [case[1:] for case in SLIPS], ids=[case[0] for case in SLIPS])
+def test_sizes_beyond_any_picture_are_refused_before_a_model_is_touched(text, said, tmp_path):
+    (tmp_path / "list.csv").write_text(text)
+    result = batchgen("run", "list.csv", "--model", "builtin", "-o", "out", folder=tmp_path)
+    assert result.code == 2, result
+    assert said in result.err
+    assert "Traceback" not in result.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_said_plainly(tmp_path):
+    (tmp_path / "list.csv").write_text("prompt\na star\n")
+    result = batchgen("run", "list.csv", "--model", "builtin", "-o", "/proc/batchgen-out", folder=tmp_path)
+    assert result.code == 1, result
+    assert "/proc/batchgen-out" in result.err
+    assert "unexpected" not in result.err

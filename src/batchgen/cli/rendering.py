@@ -31,7 +31,7 @@ from batchgen.cli.request import (
     worker_count,
 )
 from batchgen.cli.run_options import RunOptions
-from batchgen.errors import EXIT_DONE, EXIT_SOME_FAILED, BatchgenError, UsageError
+from batchgen.errors import EXIT_DONE, EXIT_SOME_FAILED, BatchgenError, PlanRefusedError, UsageError
 from batchgen.events import Event, WindowDone, event_line
 from batchgen.execute.process import WorkerProcess, prewarm
 from batchgen.execute.stopping import next_time
@@ -40,7 +40,7 @@ from batchgen.inventory import device, model
 from batchgen.inventory.host import host_memory
 from batchgen.inventory.model import ModelOptions
 from batchgen.inventory.profiles import find_profile
-from batchgen.jobs import Job, largest_jobs
+from batchgen.jobs import Job, ShapeKey, largest_jobs
 from batchgen.journal import Journal
 from batchgen.manifest.options import ManifestOptions
 from batchgen.outputs.files import disk_errors
@@ -57,6 +57,8 @@ from batchgen.runfolder import RunFolder
 from batchgen.units import size_text
 
 SMALL_SHARE = 8  # on the CPU: a model whose weights fit this many times is not rehearsed
+SMALL_PIXELS = 2**22  # ... unless a job of the list is larger than this: then its activations decide
+MOST_PIXELS = 2**28  # of one picture or all frames of a clip together; more is a slip of the pen on any device
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +148,15 @@ def fitted(request: RenderRequest, facts: Facts, checked: manifest.ManifestSumma
     On the CPU a model far smaller than the memory is not rehearsed: no placement depends on it, and a rehearsal takes as long as loading.
     """
     plan, available = facts.plan, facts.plan.devices[0].available_bytes
+    largest = max((_pixels(count.shape) for count in checked.shapes), default=0)
+    if largest > MOST_PIXELS:
+        what = next(count.shape.text for count in checked.shapes if _pixels(count.shape) == largest)
+        raise PlanRefusedError(
+            f"{what} is {largest:,} pixels, more than the {MOST_PIXELS:,} that one output may have",
+            hint="Look for a slip in the width, height or frames; `batchgen check` lists the shapes.",
+        )
     weights = sum(part.bytes_as_loaded or 0 for part in facts.model.components)
-    if facts.platform == "cpu" and SMALL_SHARE * weights < available:
+    if facts.platform == "cpu" and SMALL_SHARE * weights < available and largest <= SMALL_PIXELS:
         numbers = {"weights_bytes": weights, "available_bytes": available, "share": SMALL_SHARE}
         text = f"Not rehearsed: on the CPU {size_text(weights)} of weights are little beside {size_text(available)} of memory."
         return replace(facts, plan=replace(plan, trail=plan.trail.add([Decision.of("rehearsal", "plan", "no", text, numbers)])))
@@ -160,6 +169,11 @@ def fitted(request: RenderRequest, facts: Facts, checked: manifest.ManifestSumma
     planning = PlanFacts(facts.model, facts.profile, facts.platform, facts.devices, request.overrides)
     trusted = request.model_options.trust_remote_code
     return replace(facts, plan=rehearse_and_fit(plan, planning, shapes, options, note=note, trust_remote_code=trusted))
+
+
+def _pixels(shape: ShapeKey) -> int:
+    """Of one output; a size left to the model counts as nothing."""
+    return (shape.width or 0) * (shape.height or 0) * (shape.num_frames or 1)
 
 
 def _same_revision(request: RenderRequest, folder_path: Path) -> ModelOptions:
@@ -220,9 +234,14 @@ def _carry_out(
                 if isinstance(event, WindowDone):  # all it rendered has been told by now; what else differs was found on the disk
                     _rebase(pace, journal)
 
-            result = run_jobs(_request(request, facts, folder, journal, worker, trial), recount)
+            def found(line: str) -> None:  # before the first window: outputs lost or adopted change what is left to do
+                _rebase(pace, journal)
+                display.note(line)
+
+            asked = _request(request, facts, folder, journal, worker, trial)
+            result = run_jobs(replace(asked, say=found), recount)
             _rebase(pace, journal)
-            for line in (*result.reconciled.lines, *result.lines):
+            for line in result.lines:
                 display.note(line)
     except BatchgenError:
         with suppress(BatchgenError, OSError):  # what stopped the run, a full disk for one, may stop the tables too

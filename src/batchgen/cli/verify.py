@@ -35,5 +35,8 @@ def command(folder: Path, as_json: bool) -> int:
         found = {"schema": 1, "checked": tally.checked, "bytes": tally.size_bytes, "findings": findings}
         click.echo(json.dumps(found, ensure_ascii=False))
     else:
-        click.echo(f"{tally.checked} outputs checked, {size_text(tally.size_bytes)} as the journal says, {len(findings)} findings")
+        said = "nothing is wrong" if not findings else f"{len(findings)} {'finding' if len(findings) == 1 else 'findings'}"
+        click.echo(f"{tally.checked} outputs checked, {size_text(tally.size_bytes)} as the journal says, {said}")
+        if any(finding["wrong"] != "stranger" for finding in findings):
+            click.echo("`batchgen run ... --verify` with the run's manifest and model renders those again.")
     return EXIT_SOME_FAILED if findings else EXIT_DONE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from batchgen import errors
@@ -37,6 +38,7 @@ class RunRequest:
     max_worker_bytes: int | None = None  # resident memory beyond which a worker is replaced
     factory: str = ENGINE  # "module:callable" that makes the engine in the worker
     prewarmed: tuple[WorkerProcess, ...] = ()
+    say: Callable[[str], None] | None = None  # hears what the disk's look brought up, before the first window
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,9 @@ class Supervisor:
         orderly = self.journal.begin_run()
         overwrite = request.setup.outputs.overwrite
         self._reconciled = reconcile(request.folder, self.journal, after_crash=not orderly, verify=request.verify, overwrite=overwrite)
+        if request.say is not None:
+            for line in self._reconciled.lines:
+                request.say(line)
         if request.retry_failed:
             self.journal.retry_failed()
         pending = self.journal.pending()

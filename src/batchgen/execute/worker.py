@@ -17,6 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,12 @@ from batchgen.runlock import hold_for_worker
 
 _PR_SET_PDEATHSIG = 1
 CRASH = "crash"  # WorkerStopped.error of an exception nobody foresaw: as good as dead, another worker may do better
+
+
+def _offer_to_the_oom_killer() -> None:
+    """Where host memory runs out, the kernel should take the worker, whose jobs are tried again, and nothing else on the machine."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")
 
 
 class Worker:
@@ -66,6 +73,7 @@ class Worker:
         """Until shut down or unable to go on. Never returns to tear down: what matters is synced."""
         number = -1
         try:
+            _offer_to_the_oom_killer()
             _import_quietly(prewarm)
             setup = self._inbox.get()
             if not isinstance(setup, WorkerSetup):

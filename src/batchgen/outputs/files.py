@@ -26,6 +26,7 @@ _DISK_ERRNOS = {
     errno.EDQUOT: "the disk quota is used up",
     errno.EROFS: "the file system is read-only",
     errno.EACCES: "writing is not permitted",
+    errno.EPERM: "writing is not permitted",
     errno.EIO: "the disk reports an input/output error",
 }
 
@@ -144,7 +145,11 @@ def make_folders(folder: Path) -> None:
     if folder.is_dir():
         return
     make_folders(folder.parent)
-    folder.mkdir(exist_ok=True)
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        said = error.strerror or str(error)
+        raise disk_error(error, folder) or DiskError(f"{folder} cannot be made: {said}", hint="Name another folder.") from error
     sync_folder(folder.parent)
 
 

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from batchgen.errors import RunStoppedError
 from batchgen.journal import Journal
 from batchgen.runfolder import RunFolder
 from batchgen.runlock import heartbeat_age, is_alive, read_holder
@@ -40,6 +41,7 @@ def collect(folder: RunFolder, *, now: float | None = None) -> dict[str, Any]:
             "jobs": sum(count for state, count in counts.items() if state != "vanished"),
             "counts": counts,
             "skipped_rows": len(journal.skipped()),
+            "limit": _limit(folder),
             "rate_per_minute": rate,
             "eta_seconds": 60 * left / rate if rate and left and alive else None,
             "last_output_at": journal.last_written(),
@@ -47,6 +49,15 @@ def collect(folder: RunFolder, *, now: float | None = None) -> dict[str, Any]:
             "failures": [asdict(group) for group in journal.failures_by_reason()],
             "workers": [_worker(row, now) for row in journal.workers()] if alive else [],
         }
+
+
+def _limit(folder: RunFolder) -> int | None:
+    """The rows that --limit let through in the last run; None where all were taken."""
+    try:
+        value = (folder.read_run() or {}).get("settings", {}).get("limit", {}).get("value")
+    except RunStoppedError:
+        return None
+    return value if isinstance(value, int) else None
 
 
 def _state(last: dict[str, Any] | None, *, alive: bool, left: int) -> str:
@@ -86,6 +97,8 @@ def render(status: dict[str, Any]) -> RenderableType:
         parts.append(_failures_table(status["failures"]))
     if status["skipped_rows"]:
         parts.append(Text(f"{status['skipped_rows']} rows of the manifest were invalid and skipped"))
+    if status["limit"] is not None:
+        parts.append(Text(f"--limit {status['limit']}: later rows of the manifest are not counted; run without it to render them"))
     if status["workers"]:
         parts.append(_workers_table(status["workers"]))
     return Group(*parts)
