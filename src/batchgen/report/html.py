@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 import jinja2
+from markupsafe import Markup
 from PIL import Image
 
 from batchgen import __version__
@@ -23,6 +24,7 @@ from batchgen.journal import Journal
 from batchgen.outputs.files import atomic_write
 from batchgen.report.contact import LIMIT, Tile, contact_sheet
 from batchgen.report.data import ReportData, collect, jobs
+from batchgen.report.safe import printable
 from batchgen.runfolder import RunFolder
 from batchgen.units import duration_text, size_text
 
@@ -51,10 +53,17 @@ def write_report(folder: RunFolder) -> Path:
 
 def _environment() -> jinja2.Environment:
     loader = jinja2.PackageLoader("batchgen.report", "templates")
-    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown,
+    )
     environment.filters["size"] = lambda value: "–" if not value else size_text(int(value))
     environment.filters["seconds"] = lambda value: "–" if not value else duration_text(float(value))
     return environment
+
+
+def _shown(value: Any) -> Any:
+    """Control characters of names and reasons as escapes: a page is read in terminals too. Our own markup passes."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _values(data: ReportData) -> dict[str, Any]:
