@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import huggingface_hub
 from huggingface_hub import constants
@@ -32,10 +32,8 @@ from huggingface_hub.errors import (
 from batchgen.errors import DiskError, ModelError
 from batchgen.inventory import safetensors, weights
 from batchgen.inventory.index import INDEX_NAME, ModelIndex, read_index
+from batchgen.inventory.options import ModelOptions, OnProgress
 from batchgen.units import size_text
-
-if TYPE_CHECKING:
-    from batchgen.inventory.model import ModelOptions, OnProgress
 
 # Files fetched at once: enough to fill a line, few enough that an interruption loses little.
 _WORKERS = 4

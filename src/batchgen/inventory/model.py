@@ -16,12 +16,11 @@ from batchgen.errors import ModelError, UsageError
 from batchgen.inventory import index as index_files
 from batchgen.inventory import safetensors, weights
 from batchgen.inventory.index import IndexEntry, ModelIndex
-from batchgen.inventory.options import DTYPES, ModelOptions
+from batchgen.inventory.options import DTYPES, ModelOptions, OnProgress
 from batchgen.inventory.records import ComponentFacts, ModelFacts, Platform, WeightFile
 
 BUILTIN = "builtin"
 
-OnProgress = Callable[[int, int], None]  # (bytes here, bytes in all), called while a model is downloaded
 
 __all__ = [
     "BUILTIN", "DTYPES", "ModelOptions", "OnProgress", "component_config", "folder_facts", "list_files", "looks_like_hub_id", "resolve",

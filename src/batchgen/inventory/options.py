@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from batchgen.errors import UsageError
@@ -10,6 +11,8 @@ DTYPES = {
     "bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "bfloat16": "bfloat16", "float16": "float16", "float32": "float32",
     "half": "float16", "float": "float32",
 }
+
+OnProgress = Callable[[int, int], None]  # (bytes here, bytes in all), called while a model is downloaded
 
 
 @dataclass(frozen=True, slots=True)
