@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,3 +56,14 @@ def _one_thread() -> None:
     torch = sys.modules.get("torch")  # loads none by itself
     if torch is not None and torch.get_num_threads() != 1:
         torch.set_num_threads(1)
+
+
+def _hear_signals() -> None:
+    """Background jobs of some shells ignore SIGINT, and nohup SIGHUP; processes begun by tests would inherit that and never stop."""
+    for name in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(name) is signal.SIG_IGN:
+            signal.signal(name, signal.default_int_handler if name is signal.SIGINT else signal.SIG_DFL)
+
+
+if threading.current_thread() is threading.main_thread():
+    _hear_signals()
