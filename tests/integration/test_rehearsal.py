@@ -29,7 +29,7 @@ VIDEO = ("wan", "ltx", "hunyuan")
 
 def shape(family: str, width: int, height: int) -> ShapeKey:
     frames = 9 if family.startswith(VIDEO) else None
-    inputs = ("image",) if "i2v" in family else ()
+    inputs = ("image",) if family.endswith("_i2v") else ()
     return ShapeKey(width, height, frames, None, 3, 4.0, None, None, None, inputs)
 
 
