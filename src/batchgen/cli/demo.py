@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from itertools import islice
 from pathlib import Path
 
 import click
@@ -11,13 +10,10 @@ import click
 from batchgen import builtin
 from batchgen.cli.run_options import RunOptions
 from batchgen.cli.settings import resolved_settings
-from batchgen.journal import Journal
-from batchgen.outputs.files import atomic_write
 from batchgen.runfolder import RunFolder
 
 FOLDER = "results/demo-builtin"
 FAILURE_FOLDER = "results/demo-with-failure-builtin"
-SHEET = "contact.png"
 
 
 @click.command()
@@ -43,6 +39,7 @@ def command(context: click.Context, output: str | None, with_failure: bool, new:
     from batchgen.inventory.model import BUILTIN, ModelOptions
     from batchgen.manifest.options import ManifestOptions
     from batchgen.plan.records import Overrides
+    from batchgen.report.html import write_contact_sheet
 
     output = output if output is not None else FAILURE_FOLDER if with_failure else FOLDER
     run = RunOptions(output=output, new=new, devices=(device,) if device else (), quiet=quiet)
@@ -51,24 +48,9 @@ def command(context: click.Context, output: str | None, with_failure: bool, new:
         manifest, BUILTIN, ModelOptions(), Overrides(), ManifestOptions(), run, tuple(resolved_settings(context)),
     )
     outcome = render(request)
-    sheet = write_sheet(outcome.folder)
+    sheet = write_contact_sheet(outcome.folder)
     _say_what_next(outcome.folder, sheet, failed=outcome.result.counts["failed"])
     return outcome.exit_code
-
-
-def write_sheet(folder: RunFolder) -> Path | None:
-    """A contact sheet of the run's pictures in the run folder; None if it has none."""
-    from batchgen.report.contact import LIMIT, Tile, contact_sheet
-
-    with Journal.read(folder.journal) as journal:
-        done = ((folder.outputs / str(row["output"]), str(row["prompt"])) for row in journal.rows() if row["state"] == "done")
-        tiles = [Tile(path, prompt) for path, prompt in islice(done, LIMIT)]
-    if not tiles:
-        return None
-    sheet = contact_sheet(tiles, title=f"batchgen: {folder.path.name}")
-    path = folder.path / SHEET
-    atomic_write(path, lambda handle: sheet.save(handle, format="PNG"), overwrite=True)
-    return path
 
 
 def _say_what_next(folder: RunFolder, sheet: Path | None, *, failed: int) -> None:

@@ -156,7 +156,8 @@ def write_contact_sheet(folder: RunFolder) -> Path | None:
                 break
     if not tiles:
         return None
-    sheet = contact_sheet(tiles, title=folder.path.name, columns=6 if len(tiles) > 12 else 4, side=192)
+    many = len(tiles) > 24
+    sheet = contact_sheet(tiles, title=f"batchgen: {folder.path.name}", columns=6 if many else 4, side=192 if many else 256)
     place = folder.path / "contact.png"
     atomic_write(place, lambda handle: sheet.save(handle, "PNG"), overwrite=True)
     return place
