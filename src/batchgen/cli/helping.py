@@ -30,7 +30,8 @@ SECTIONS = {
     ),
     "Placement": (
         "performance-mode", "component-residency", "cpu-offload-components", "layerwise-offload-components", "dit-cpu-offload",
-        "text-encoder-cpu-offload", "image-encoder-cpu-offload", "vae-cpu-offload", "dit-layerwise-offload", "fsdp",
+        "text-encoder-cpu-offload", "image-encoder-cpu-offload", "vae-cpu-offload", "dit-layerwise-offload", "fsdp", "fsdp-group-size",
+        "cfg-parallel",
         "keep-resident-min-available-gb", "batch-size", "vae-tiling", "attention-backend", "compile", "force",
     ),
     "Manifest": (

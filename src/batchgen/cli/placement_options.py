@@ -59,6 +59,14 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option("--dit-layerwise-offload/--no-dit-layerwise-offload", default=None, help="Stream the denoiser block by block."),
     click.option("--fsdp/--no-fsdp", default=None, help="Shard the denoiser over the devices, or never do so."),
     click.option(
+        "--fsdp-group-size", "group_size", type=click.IntRange(min=2), metavar="N",
+        help="Devices that share one sharded denoiser; default: as few as hold it. Several groups render side by side.",
+    ),
+    click.option(
+        "--cfg-parallel/--no-cfg-parallel", default=None,
+        help="Guidance's two branches at once, each on half of a sharded group's devices; default: off.",
+    ),
+    click.option(
         "--keep-resident-min-available-gb", metavar="GB|never", callback=_keep_resident,
         help="Free device memory (GiB) from which components stay on the device.",
     ),

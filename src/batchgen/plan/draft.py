@@ -59,6 +59,8 @@ class Draft:
     streaming_option: str | None = None  # the option that switches the layerwise defaults off
     fsdp: bool = False
     replicas: int = 1
+    group_size: int = 1
+    cfg_parallel: bool = False
 
     def place(self, name: str, mode: Mode, by: DecidedBy, reason: str) -> Draft:
         return replace(self, spots={**self.spots, name: Spot(mode, by, reason)})

@@ -368,7 +368,7 @@ def _finished(
     replicas = 1 if shards else len(plan.devices)
     decisions.append(_totals_decision(seconds, found, night, replicas))
     return replace(
-        plan, placements=placements, fsdp=shards, replicas=replicas, stages=stage_plans, window=found.window,
+        plan, placements=placements, fsdp=shards, replicas=replicas, group_size=len(plan.devices) if shards else 1, stages=stage_plans, window=found.window,
         keep_bytes=tuple((layout.keep or {}).items()), vae_tiling=found.tiled, trail=plan.trail.add(decisions),
         predicted=Predicted(
             max(row.peak_bytes for row in stage_plans), host, None if seconds is None else seconds / replicas, found.moved),

@@ -49,7 +49,7 @@ def make_plan(facts: PlanFacts) -> Plan:
     )
     return Plan(
         performance_mode=cast(PerformanceMode, facts.overrides.performance_mode), platform=facts.platform, devices=facts.devices,
-        fsdp=draft.fsdp, cfg_parallel=False, replicas=draft.replicas,
+        fsdp=draft.fsdp, cfg_parallel=draft.cfg_parallel, replicas=draft.replicas, group_size=draft.group_size,
         threshold_gb=draft.threshold.gb, threshold_source=draft.threshold.source,
         placements=placements, batch_size=facts.overrides.batch_size, trail=trail,
         prefetch=facts.profile.dit_offload_prefetch_size or 2, model=facts.model.source, profile=facts.profile.name,

@@ -32,6 +32,8 @@ class Overrides:
     vae_cpu_offload: bool | None = None
     dit_layerwise_offload: bool | None = None
     fsdp: bool | None = None
+    group_size: int | None = None  # devices that share one sharded model; None: the plan chooses
+    cfg_parallel: bool | None = None  # both guidance branches at once, on half of a group's devices each; only when asked for
     keep_resident_min_available_gb: float | Literal["never"] | None = None
     batch_size: int | None = None  # None: auto
     force: bool = False  # run a plan that does not fit
@@ -171,8 +173,8 @@ class Plan:
     platform: Platform
     devices: tuple[DeviceFacts, ...]
     fsdp: bool
-    cfg_parallel: bool
-    replicas: int
+    cfg_parallel: bool  # each group's first half of ranks runs the conditional branch, the second half the other
+    replicas: int  # workers, or groups of ranks, that render side by side
     threshold_gb: float | None  # None: never
     threshold_source: ThresholdSource
     placements: tuple[Placement, ...]  # in the model's order
@@ -186,6 +188,7 @@ class Plan:
     vae_tiling: bool = False  # no decode of one fits otherwise
     model: str = ""
     profile: str = ""
+    group_size: int = 1  # devices (ranks) of one replica; more than 1 exactly when the dit is sharded
 
     def __post_init__(self) -> None:
         names = [placement.component for placement in self.placements]
@@ -193,6 +196,10 @@ class Plan:
             raise ValueError("a component is placed twice")
         if self.fsdp != any(placement.mode == "fsdp" for placement in self.placements):
             raise ValueError("fsdp is on exactly when a component is sharded")
+        if self.group_size < 1 or self.replicas * self.group_size > max(len(self.devices), self.replicas):
+            raise ValueError(f"{self.replicas} groups of {self.group_size} do not fit {len(self.devices)} devices")
+        if self.cfg_parallel and (not self.fsdp or self.group_size % 2):
+            raise ValueError("guidance branches need a sharded group of even size")
 
     def placement(self, component: str) -> Placement:
         """Raises KeyError for a component the plan does not know."""
@@ -200,6 +207,13 @@ class Plan:
             if placement.component == component:
                 return placement
         raise KeyError(component)
+
+    @property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """Torch names of each replica's devices, in rank order; devices left over belong to none."""
+        names = [device.torch_name for device in self.devices]
+        size = self.group_size
+        return tuple(tuple(names[first : first + size]) for first in range(0, len(names) - size + 1, size))[: self.replicas]
 
     @property
     def modes(self) -> Mapping[str, Mode]:

@@ -21,7 +21,7 @@ def replicas(facts: PlanFacts, draft: Draft) -> tuple[Draft, tuple[Decision, ...
     else:
         text = "One device, one replica." if count == 1 else f"{count} devices, {count} replicas: each renders its own jobs."
     decision = Decision.of("replicas", "replicas", str(number), text, {"devices": count, "fsdp": draft.fsdp})
-    return replace(draft, replicas=number), (decision, _cfg_parallel(facts, draft))
+    return replace(draft, replicas=number, group_size=count if draft.fsdp else 1), (decision, _cfg_parallel(facts, draft))
 
 
 def _cfg_parallel(facts: PlanFacts, draft: Draft) -> Decision:

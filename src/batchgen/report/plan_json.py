@@ -25,6 +25,7 @@ def plan_object(plan: Plan) -> dict[str, Any]:
         "fsdp": plan.fsdp,
         "cfg_parallel": plan.cfg_parallel,
         "replicas": plan.replicas,
+        "group_size": plan.group_size,
         "threshold": {"gb": plan.threshold_gb, "source": plan.threshold_source},
         "placements": {
             placement.component: {
