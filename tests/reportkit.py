@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,6 +34,9 @@ MEASURED = {
 }
 
 
+REASON = "<img src=x onerror=alert(1)> is not a number"
+
+
 def job(number: int, prompt: str, *, output: str | None = None, **more: object) -> Job:
     fields = {"width": 64, "height": 64, "steps": 4, "guidance": 0.0, **more}
     return Job(
@@ -41,7 +45,9 @@ def job(number: int, prompt: str, *, output: str | None = None, **more: object) 
     )
 
 
-def finished_run(path: Path, prompts: Sequence[str], *, failed: Sequence[int] = (), clips: Sequence[int] = ()) -> RunFolder:
+def finished_run(
+    path: Path, prompts: Sequence[str], *, failed: Sequence[int] = (), clips: Sequence[int] = (), reason: str = REASON,
+) -> RunFolder:
     """A run folder whose jobs are done but for those in `failed`; `clips` have an MP4's name (and are none)."""
     folder = RunFolder(path.absolute())
     folder.prepare()
@@ -51,16 +57,51 @@ def finished_run(path: Path, prompts: Sequence[str], *, failed: Sequence[int] = 
     with Journal.open(folder.journal) as journal:
         journal.begin_run()
         journal.ingest(jobs)
-        events: list[Event] = [_ended(folder, item, item.index in failed) for item in jobs]
+        events: list[Event] = [_ended(folder, item, reason.format(item.index) if item.index in failed else None) for item in jobs]
         events += [MemorySample(0, "denoise", 2**30 + number * 2**20, 0, 0) for number in range(4)]
         journal.record(events)
         journal.end_run(None)
     return folder
 
 
-def _ended(folder: RunFolder, item: Job, failed: bool) -> Event:
-    if failed:
-        return JobFailed(0, item.key, "non-finite", "denoise", "<img src=x onerror=alert(1)> is not a number")
+def as_a_night(folder: RunFolder) -> None:
+    """Gives the run the times of a night: stopped after four hours, resumed a day later for two, by two workers."""
+    hour, begin, later = 3600.0, 1_000_000.0, 1_100_000.0
+    with sqlite3.connect(folder.journal) as db:
+        db.executescript("DELETE FROM runs; DELETE FROM memory; DELETE FROM work;")
+        db.execute("INSERT INTO runs VALUES (1, ?, ?, 'SIGINT', 'here', 1, 0)", (begin, begin + 4 * hour))
+        db.execute("INSERT INTO runs VALUES (2, ?, ?, NULL, 'here', 2, 0)", (later, later + 2 * hour))
+        for run, start, hours in ((1, begin, 4), (2, later, 2)):
+            for worker in range(2):
+                db.executemany("INSERT INTO work VALUES (?, ?, ?, 'load', ?, NULL, NULL, ?, 0, 0)", [
+                    (run, start + 90, worker, "text_encoder", 80.0), (run, start + 300, worker, "transformer", 200.0),
+                ])
+                _windows(db, run, worker, start + 300 + 60 * worker, start + hours * hour)
+        done = [row[0] for row in db.execute("SELECT rowid FROM jobs WHERE state = 'done' ORDER BY idx")]
+        for number, row in enumerate(done):
+            share = 6 * hour * (number + 1) / (len(done) + 1)
+            at = begin + share if share < 4 * hour else later + share - 4 * hour
+            db.execute("UPDATE jobs SET written_at = ? WHERE rowid = ?", (at, row))
+
+
+def _windows(db: sqlite3.Connection, run: int, worker: int, at: float, end: float) -> None:
+    window = 0
+    while at + 1500 < end:
+        for stage, seconds, host, device in (("text_encoder", 60.0, 30, 17), ("denoise", 1200.0, 24, 21), ("decode", 120.0, 24, 9)):
+            db.execute("INSERT INTO work VALUES (?, ?, ?, 'move', 'x', NULL, NULL, 15.0, 0, 0)", (run, at + 15, worker))
+            batches = 10 if stage == "denoise" else 1
+            for _ in range(batches):
+                at += 15.0 / batches + seconds / batches
+                db.execute("INSERT INTO work VALUES (?, ?, ?, 'batch', ?, '1024x1024', ?, ?, 4, 4)",
+                           (run, at, worker, stage, window, seconds / batches))
+                db.execute("INSERT INTO memory VALUES (?, ?, ?, 1, ?, ?, ?, ?)",
+                           (run, at, worker, stage, host * 2**30, device * 2**30, device * 2**30))
+        window += 1
+
+
+def _ended(folder: RunFolder, item: Job, reason: str | None) -> Event:
+    if reason is not None:
+        return JobFailed(0, item.key, "non-finite", "denoise", reason)
     path = folder.outputs / item.output
     if path.suffix == ".mp4":
         path.write_bytes(b"\0" * 64)

@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from batchgen.events import Event, JobFailed, LatentsSpooled, MemorySample, OutputDone
+from batchgen.events import ComponentLoaded, ComponentMoved, Event, JobFailed, LatentsSpooled, MemorySample, OutputDone, StageBatchDone
 from batchgen.jobs import Job
 from batchgen.journalfile import JournalDamagedError, JournalMode, connect, connect_to_read, journal_mode, set_aside, sqlite_errors
 from batchgen.journalreader import STATES, FailureGroup, JournalReader, Known
@@ -208,7 +208,7 @@ class Journal(JournalReader):
 
     def record(self, events: Event | Iterable[Event]) -> None:
         """Writes what events say about jobs, in one transaction. Raises DiskError; then none of them is written."""
-        batch = [event for event in ([events] if not isinstance(events, Iterable) else events) if type(event) in _RECORDED]
+        batch = [event for event in ([events] if not isinstance(events, Iterable) else events) if _tells(event)]
         if not batch:
             return
         now = time.time()
@@ -229,6 +229,8 @@ class Journal(JournalReader):
                             (self.run_id, now, event.worker, event.worker, event.when, event.rss_bytes, event.device_bytes,
                              event.device_peak_bytes),
                         )
+                    case StageBatchDone() | ComponentLoaded() | ComponentMoved():
+                        db.execute("INSERT INTO work VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (self.run_id, now, *_work(event)))
 
     @staticmethod
     def _done(db: sqlite3.Connection, event: OutputDone, now: float) -> None:
@@ -314,7 +316,24 @@ class Journal(JournalReader):
             )
 
 
-_RECORDED = (OutputDone, JobFailed, LatentsSpooled, MemorySample)
+_RECORDED = (OutputDone, JobFailed, LatentsSpooled, MemorySample, StageBatchDone, ComponentLoaded, ComponentMoved)
+_Work = StageBatchDone | ComponentLoaded | ComponentMoved
+
+
+def _tells(event: Event) -> bool:
+    """Whether the event leaves something in the journal. Weights that go out copy nothing and take no time."""
+    return type(event) in _RECORDED and not (isinstance(event, ComponentMoved) and event.direction == "out")
+
+
+def _work(event: _Work) -> tuple[object, ...]:
+    """The columns of `work` from `worker` on."""
+    match event:
+        case StageBatchDone():
+            return (event.worker, "batch", event.stage, event.shape, event.window, event.seconds, event.size, len(event.keys))
+        case ComponentLoaded():
+            return (event.worker, "load", event.component, None, None, event.seconds, 0, 0)
+        case ComponentMoved():
+            return (event.worker, "move", event.component, None, None, event.seconds, 0, 0)
 
 
 def _beyond_job(settings: str) -> str | None:

@@ -21,7 +21,7 @@ from batchgen.outputs.files import disk_error
 JournalMode = Literal["wal", "rollback"]
 T = TypeVar("T")
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_SECONDS = 60.0
 _APPLICATION_ID = 0x62676A31  # "bgj1"
 # WAL keeps an index in shared memory, which two machines cannot share; POSIX locks are all that these file systems offer.
@@ -30,6 +30,19 @@ _NETWORK = frozenset({
     "orangefs", "panfs", "9p", "glusterfs", "gfs", "gfs2", "ocfs2", "coda", "davfs", "vboxsf", "vmhgfs", "prl_fs", "virtiofs", "fuse",
 })  # fmt: skip
 
+# What workers did and when, one row a stage's batch, a component's load or its move in: the report's timeline. Since version 2.
+_WORK = """
+CREATE TABLE work (
+    run INTEGER NOT NULL, at REAL NOT NULL,     -- when it ended
+    worker INTEGER NOT NULL,
+    kind TEXT NOT NULL,                         -- batch, load, move
+    name TEXT NOT NULL,                         -- the stage, or the component
+    shape TEXT, window INTEGER,                 -- of a batch
+    seconds REAL NOT NULL,
+    computed INTEGER NOT NULL DEFAULT 0,        -- rows of a batch
+    jobs INTEGER NOT NULL DEFAULT 0             -- that it served
+);
+"""
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE jobs (
@@ -68,10 +81,10 @@ CREATE TABLE memory (
     run INTEGER NOT NULL, at REAL NOT NULL, worker INTEGER NOT NULL, pid INTEGER, stage TEXT NOT NULL,
     rss_bytes INTEGER NOT NULL, device_bytes INTEGER NOT NULL, device_peak_bytes INTEGER NOT NULL
 );
-"""
+""" + _WORK
 
 # SQL from version N to N+1. A journal is moved on inside one transaction, so a kill leaves the old version.
-_MIGRATIONS: dict[int, str] = {}
+_MIGRATIONS: dict[int, str] = {1: _WORK}
 
 
 class JournalDamagedError(RunStoppedError):

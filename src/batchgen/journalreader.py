@@ -18,12 +18,14 @@ from batchgen.journalfile import patiently, sqlite_errors
 
 STATES = ("pending", "running", "done", "failed", "filtered", "vanished")
 _CHUNK = 500
+_ROWS_NAMED = 20
+_GROUPS_WITH_EXAMPLES = 200
 _COUNTED = "CASE gone WHEN 1 THEN 'vanished' ELSE state END"
 
 
 @dataclass(frozen=True, slots=True)
 class FailureGroup:
-    """Jobs that failed for one reason. `examples`: ids of up to three of them."""
+    """Jobs that failed for one reason. `examples`: ids of up to three of them; `rows`: the manifest's lines of up to twenty."""
 
     state: str
     kind: str
@@ -31,6 +33,7 @@ class FailureGroup:
     reason: str
     count: int
     examples: tuple[str, ...]
+    rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,22 @@ class Known:
     size_bytes: int | None
     sha256: str | None
     written_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A worker's batch of a stage (`kind` "batch"), or a component's load or move onto the device ("load", "move")."""
+
+    run: int
+    at: float  # when it ended, epoch seconds
+    worker: int
+    kind: str
+    name: str  # the stage, or the component
+    shape: str | None
+    window: int | None
+    seconds: float
+    computed: int  # rows of the batch
+    jobs: int  # that it served
 
 
 class JournalReader:
@@ -159,13 +178,16 @@ class JournalReader:
             "GROUP BY state, kind, stage, reason ORDER BY n DESC, min(idx)"
         )
         found = []
-        for row in groups:
-            examples = self._all(
-                "SELECT id FROM jobs WHERE state = ? AND gone = 0 AND kind IS ? AND stage IS ? AND reason IS ? ORDER BY idx, k LIMIT 3",
-                (row["state"], row["kind"], row["stage"], row["reason"]),
+        for number, row in enumerate(groups):
+            # each answer is a look through all failed jobs: a night of as many reasons as jobs must not take the square of it
+            examples = [] if number >= _GROUPS_WITH_EXAMPLES else self._all(
+                "SELECT id, line FROM jobs WHERE state = ? AND gone = 0 AND kind IS ? AND stage IS ? AND reason IS ? ORDER BY idx, k "
+                "LIMIT ?",
+                (row["state"], row["kind"], row["stage"], row["reason"], _ROWS_NAMED),
             )
             texts = (row["state"], row["kind"] or "", row["stage"] or "", row["reason"] or "")
-            found.append(FailureGroup(*texts, row["n"], tuple(example[0] for example in examples)))
+            lines = tuple(dict.fromkeys(example[1] for example in examples))
+            found.append(FailureGroup(*texts, row["n"], tuple(example[0] for example in examples[:3]), lines))
         return found
 
     def skipped(self) -> list[tuple[int, str | None, str]]:
@@ -187,17 +209,48 @@ class JournalReader:
         """Every run of this folder, oldest first."""
         return [dict(row) for row in self._all("SELECT * FROM runs ORDER BY id")]
 
+    def run_spans(self) -> list[tuple[float, float]]:
+        """Beginning and end of every run, oldest first; one without an end in good order ends with the last that is known."""
+        found = []
+        runs = self._all("SELECT id, started, ended FROM runs ORDER BY id")
+        for number, row in enumerate(runs):
+            later = runs[number + 1]["started"] if number + 1 < len(runs) else float("inf")
+            end = row["ended"]
+            if end is None:
+                seen = (
+                    self._one("SELECT max(written_at) FROM jobs WHERE state = 'done' AND written_at >= ? AND written_at < ?",
+                              (row["started"], later)),
+                    self._one("SELECT max(at) FROM memory WHERE run = ?", (row["id"],)),
+                )
+                end = max((float(when) for when in seen if when is not None), default=row["started"])
+            found.append((float(row["started"]), max(float(row["started"]), float(end))))
+        return found
+
     def written_times(self) -> Iterator[float]:
         """When each output was journalled, epoch seconds, oldest first."""
-        for row in self._stream("SELECT written_at FROM jobs WHERE state = 'done' AND written_at IS NOT NULL ORDER BY written_at", ()):
-            yield float(row[0])
+        last = (-1.0, -1)
+        sql = "SELECT written_at, rowid FROM jobs WHERE state = 'done' AND (written_at, rowid) > (?, ?) ORDER BY written_at, rowid LIMIT ?"
+        while rows := self._all(sql, (*last, _CHUNK)):
+            yield from (float(row[0]) for row in rows)
+            last = (float(rows[-1][0]), int(rows[-1][1]))
+
+    def work_rows(self) -> Iterator[Work]:
+        """What workers did, by when it ended. Nothing in a journal of version 1, which a report reads as it is."""
+        if self._all("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'work'"):
+            yield from (Work(*row) for row in self._by_rowid("run, at, worker, kind, name, shape, window, seconds, computed, jobs", "work"))
 
     def memory_rows(self) -> Iterator[tuple[float, int, int, int]]:
         """Memory over all runs: when, worker, resident bytes, device bytes, oldest first."""
-        yield from (
-            (float(row[0]), int(row[1]), int(row[2]), int(row[3]))
-            for row in self._stream("SELECT at, worker, rss_bytes, device_bytes FROM memory ORDER BY at", ())
-        )
+        for row in self._by_rowid("at, worker, rss_bytes, device_bytes", "memory"):
+            yield float(row[0]), int(row[1]), int(row[2]), int(row[3])
+
+    def _by_rowid(self, columns: str, table: str) -> Iterator[tuple[Any, ...]]:
+        """A table that only grows, in the order in which it was written, page by page as `_pages`."""
+        last = 0
+        sql = f"SELECT {columns}, rowid FROM {table} WHERE rowid > ? ORDER BY rowid LIMIT {_CHUNK}"  # noqa: S608 our own names
+        while rows := self._all(sql, (last,)):
+            yield from (tuple(row)[:-1] for row in rows)
+            last = rows[-1]["rowid"]
 
     def done_since(self, when: float) -> int:
         return int(self._one("SELECT count(*) FROM jobs WHERE state = 'done' AND written_at >= ?", (when,)))

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 
 from batchgen import journalfile
 from batchgen.errors import RefusedError, RunStoppedError
-from batchgen.events import JobFailed, LatentsSpooled, MemorySample, OutputDone
+from batchgen.events import ComponentLoaded, ComponentMoved, JobFailed, LatentsSpooled, MemorySample, OutputDone, StageBatchDone
 from batchgen.jobs import Job
 from batchgen.journal import MAX_ATTEMPTS, Ingested, Journal
 from batchgen.journalfile import mode_for
 from scripted_run import make_job, make_jobs
 
 MODES = ("wal", "rollback")
+CASES = Path(__file__).parents[1] / "cases" / "journals"
 
 
 @pytest.fixture(params=MODES)
@@ -342,6 +343,67 @@ def test_an_older_schema_is_moved_on_with_its_jobs(tmp_path: Path, monkeypatch: 
     with sqlite3.connect(path) as plain:
         assert plain.execute("SELECT DISTINCT colour FROM jobs").fetchall() == [("red",)]
         assert plain.execute("PRAGMA user_version").fetchone()[0] == now + 2
+
+
+def first_version(path: Path, jobs: int) -> Path:
+    """A journal as the first version left it, with done jobs, a run and samples of memory."""
+    with sqlite3.connect(path) as plain:
+        plain.executescript((CASES / "version-1.sql").read_text(encoding="utf-8"))
+        for job in make_jobs(jobs):
+            plain.execute(
+                "INSERT INTO jobs (key, idx, k, line, id, state, seed, output, name_key, job, written_at) "
+                "VALUES (?, ?, ?, ?, ?, 'done', ?, ?, ?, ?, 150.0)",
+                (job.key, job.index, job.k, job.row, job.id, str(job.seed), job.output, job.output, job.as_json()),
+            )
+        plain.execute("INSERT INTO runs VALUES (1, 100.0, 200.0, NULL, 'here', 1, 0)")
+        plain.execute("INSERT INTO memory VALUES (1, 120.0, 0, 1, 'decode', 10, 20, 30)")
+    return path
+
+
+def test_a_journal_of_the_first_version_is_read_as_it_is(tmp_path: Path) -> None:
+    path = first_version(tmp_path / "j.sqlite", 2)
+    with Journal.read(path) as journal:
+        assert (journal.counts()["done"], list(journal.work_rows()), journal.run_spans()) == (2, [], [(100.0, 200.0)])
+    with sqlite3.connect(path) as plain:
+        assert plain.execute("PRAGMA user_version").fetchone()[0] == 1
+
+
+def test_a_journal_of_the_first_version_takes_up_a_timeline(tmp_path: Path) -> None:
+    path = first_version(tmp_path / "j.sqlite", 2)
+    with Journal.open(path) as journal:
+        journal.begin_run()
+        journal.record(StageBatchDone(0, 7, "denoise", "64x64", ("a", "b"), 2, 1.5))
+        assert [row["state"] for row in journal.rows()] == ["done", "done"]
+    with sqlite3.connect(path) as plain, Journal.open(tmp_path / "new.sqlite") as fresh:
+        assert plain.execute("PRAGMA user_version").fetchone()[0] == journalfile.SCHEMA_VERSION
+        assert plain.execute("SELECT run, kind, name, window, computed FROM work").fetchall() == [(2, "batch", "denoise", 7, 2)]
+        tables = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name = 'work'"
+        assert plain.execute(tables).fetchall() == [tuple(row) for row in fresh._db.execute(tables).fetchall()]
+
+
+def test_what_workers_did_is_kept_in_order_and_weights_that_go_out_are_not(journal: Journal) -> None:
+    journal.begin_run()
+    journal.record([
+        ComponentLoaded(1, "vae", "resident", 10, 2.0), ComponentMoved(1, "vae", "in", 10, 0.5), ComponentMoved(1, "vae", "out", 0, 0.0),
+        StageBatchDone(1, 3, "decode", "64x64", ("a", "b", "c"), 2, 1.5),
+    ])
+    found = [(row.run, row.worker, row.kind, row.name, row.seconds, row.computed, row.jobs) for row in journal.work_rows()]
+    assert found == [
+        (1, 1, "load", "vae", 2.0, 0, 0), (1, 1, "move", "vae", 0.5, 0, 0), (1, 1, "batch", "decode", 1.5, 2, 3),
+    ]
+
+
+def test_a_run_that_ended_without_a_word_ends_with_the_last_that_is_known(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([100.0, 130.0, 140.0, 500.0, 600.0])
+    monkeypatch.setattr("batchgen.journal.time.time", lambda: next(now))
+    jobs = make_jobs(2)
+    journal.ingest(jobs)
+    journal.begin_run()
+    journal.record(done(jobs[0]))
+    journal.record(MemorySample(0, "decode", 10, 20, 30))
+    journal.begin_run()
+    journal.end_run(None)
+    assert journal.run_spans() == [(100.0, 140.0), (500.0, 600.0)]
 
 
 def test_a_migration_that_fails_half_way_leaves_the_old_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

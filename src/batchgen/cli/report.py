@@ -31,7 +31,7 @@ def command(folder: Path, kind: str) -> int:
 def _html(run: RunFolder) -> None:
     from batchgen.report.html import write_contact_sheet, write_report
 
-    click.echo(str(write_report(run)))
+    click.echo(str(write_report(run, charts=True)))
     sheet = write_contact_sheet(run)
     if sheet is not None:
         click.echo(str(sheet))

@@ -30,18 +30,23 @@ from batchgen.units import duration_text, size_text
 
 # Thumbnails beyond this are the files themselves, loaded as they are looked at: a page of 100,000 must still open.
 EMBEDDED = 1000
+REASONS_SHOWN = 200
 _SIDE = 192
 # Lines over less than this say nothing that the tables do not.
 _CHARTED_SECONDS = 120.0
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".avif")
 
 
-def write_report(folder: RunFolder) -> Path:
-    """Writes RUN/report.html, streamed: memory does not grow with the number of jobs. Raises RefusedError without a journal, DiskError."""
+def write_report(folder: RunFolder, *, charts: bool | None = None) -> Path:
+    """Writes RUN/report.html, streamed: memory does not grow with the number of jobs. Raises RefusedError without a journal, DiskError.
+
+    `charts`: None draws them where the run was long enough to be worth loading the library that draws.
+    """
     with Journal.read(folder.journal) as journal:
         data = collect(folder, journal)
         template = _environment().get_template("report.html.j2")
-        pieces = template.generate(**_values(data), rows=_rows(folder, journal))
+        drawn = data.axis.seconds >= _CHARTED_SECONDS if charts is None else charts
+        pieces = template.generate(**_values(data, charts=drawn), rows=_rows(folder, journal))
 
         def save(handle: Any) -> None:
             for piece in pieces:
@@ -58,7 +63,13 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters["size"] = lambda value: "–" if not value else size_text(int(value))
     environment.filters["seconds"] = lambda value: "–" if not value else duration_text(float(value))
+    environment.filters["brief"] = _brief
     return environment
+
+
+def _brief(seconds: float) -> str:
+    """Of a job's time in a stage, hundredths matter."""
+    return "–" if not seconds else f"{seconds:.2f} s" if seconds < 10 else duration_text(seconds)
 
 
 def _shown(value: Any) -> Any:
@@ -66,32 +77,26 @@ def _shown(value: Any) -> Any:
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def _values(data: ReportData) -> dict[str, Any]:
+def _values(data: ReportData, *, charts: bool) -> dict[str, Any]:
     stages = data.measured.get("stages", {})
     return {
         "title": data.folder.path.name, "version": __version__, "data": data, "counts": data.counts, "total": data.total,
         "model": data.model, "revision": _revision(data.run), "elapsed": _elapsed(data), "nonce": secrets.token_urlsafe(12),
         "components": _components(data), "stages": stages, "predicted": data.plan.get("predicted", {}),
-        "charts": _charts(data, stages) if data.runs and _span(data) >= _CHARTED_SECONDS else [],
-        "advice": data.measured.get("advice", []),
+        "charts": _charts(data, stages) if charts else [],
+        "advice": data.measured.get("advice", []), "reasons": REASONS_SHOWN,
     }
 
 
 def _charts(data: ReportData, stages: Mapping[str, Any]) -> list[str]:
     # The drawing library costs a second to load, which a short run's end should not.
-    from batchgen.report.charts import line_chart, share_chart
+    from batchgen.report.charts import night_chart, share_chart
 
     drawn = (
-        line_chart("Outputs a minute", [data.rate], "a minute"),
-        line_chart("Memory", data.memory, "GiB"),
+        night_chart(data.lanes, data.memory, data.rate, hours=data.axis.seconds / 3600, joints=data.axis.joints),
         share_chart("Time in the stages", {name: stage.get("seconds", 0.0) for name, stage in stages.items()}, "seconds"),
     )
     return [chart for chart in drawn if chart]
-
-
-def _span(data: ReportData) -> float:
-    """Seconds from the first run's beginning to the last point known."""
-    return 3600 * max((point[0] for series in (data.rate, *data.memory) for point in series.points), default=0.0)
 
 
 def _revision(run: Mapping[str, Any]) -> str:
@@ -100,8 +105,8 @@ def _revision(run: Mapping[str, Any]) -> str:
 
 
 def _elapsed(data: ReportData) -> float:
-    """Seconds that runs of this folder took, open ones left out."""
-    return sum(float(run["ended"]) - float(run["started"]) for run in data.runs if run["ended"] is not None)
+    """Seconds that the runs of this folder took."""
+    return data.axis.seconds
 
 
 def _components(data: ReportData) -> list[dict[str, Any]]:

@@ -11,11 +11,12 @@ from batchgen.outputs.files import atomic_write
 from batchgen.plan.records import Plan
 from batchgen.report.advice import advice
 from batchgen.report.summary import Summary
+from batchgen.report.tables import predicted_per_job
 from batchgen.runfolder import RunFolder
 
 _NAME = "measured.json"
 # Highest of all runs instead of their sum.
-_PEAKS = frozenset({"largest_batch", "peak_device_bytes", "peak_host_bytes"})
+_PEAKS = frozenset({"largest_batch", "peak_bytes", "peak_device_bytes", "peak_host_bytes"})
 
 
 def read_measured(folder: RunFolder) -> dict[str, Any]:
@@ -34,10 +35,15 @@ def add_measured(folder: RunFolder, plan: Plan, summary: Summary) -> None:
 
 
 def as_record(plan: Plan, summary: Summary) -> dict[str, Any]:
-    """One run's sums as plain values. Predicted seconds stand where the plan's rehearsal gave any."""
+    """One run's sums as plain values. What was predicted stands beside it where the plan's rehearsal gave any."""
     stages = {name: asdict(use) for name, use in summary.stages.items()}
+    seconds = predicted_per_job(plan)
     for name, use in stages.items():
-        if found := [stage.activation_bytes + stage.weights_bytes for stage in plan.stages if stage.name == name]:
+        if summary.stage_peaks.get(name):
+            use["peak_bytes"] = summary.stage_peaks[name]
+        if name in seconds:
+            use["predicted_seconds_a_job"] = seconds[name]
+        if found := [stage.peak_bytes for stage in plan.stages if stage.name == name]:
             use["predicted_peak_bytes"] = max(found)
     return {
         "components": {name: asdict(use) for name, use in summary.components.items()},

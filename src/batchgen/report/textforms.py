@@ -54,6 +54,11 @@ def _object(data: ReportData) -> dict[str, Any]:
         "skipped": [{"row": line, "id": name, "reason": reason} for line, name, reason in data.skipped],
         "runs": [dict(run) for run in data.runs], "plan": dict(data.plan), "measured": dict(data.measured),
         "outputs_a_minute": [list(point) for point in data.rate.points],
+        "rendering_seconds": data.axis.seconds,
+        "timeline": [
+            {"worker": lane.worker, "slice_hours": lane.slice_hours, "shares": {name: list(shares) for name, shares in lane.shares}}
+            for lane in data.lanes
+        ],
         "memory_gib": {series.name: [list(point) for point in series.points] for series in data.memory},
     }
 

@@ -12,10 +12,10 @@ import sys
 import pytest
 
 from batchgen.report import textforms
-from batchgen.report.charts import line_chart
-from batchgen.report.data import Series
+from batchgen.report.charts import LANES_SHOWN, night_chart
 from batchgen.report.html import write_contact_sheet, write_report
-from reportkit import finished_run
+from batchgen.report.timeline import Lane, Series
+from reportkit import as_a_night, finished_run
 
 NASTY = [
     "</script><script>window.hacked=1</script>",
@@ -98,6 +98,11 @@ def test_json_holds_the_sums(run):
     assert found["counts"]["done"] == 6
     assert found["failures"][0]["kind"] == "non-finite"
     assert found["plan"]["placements"]["vae"]["mode"] == "resident"
+    assert found["failures"][0]["rows"] == [4]
+    as_a_night(run)
+    found = json.loads("".join(textforms.lines(run, "json")))
+    assert found["rendering_seconds"] == 6 * 3600
+    assert [lane["worker"] for lane in found["timeline"]] == [0, 1]
 
 
 def test_markdown_escapes_what_it_quotes(run):
@@ -114,23 +119,58 @@ def test_the_contact_sheet_shows_the_pictures(run):
         assert len(sheet.convert("RGB").getcolors(2**20)) > 5
 
 
-def test_a_night_has_charts_and_a_short_run_has_none(run, monkeypatch):
-    assert "image/svg+xml" not in write_report(run).read_text("utf-8")
-    monkeypatch.setattr("batchgen.report.html._CHARTED_SECONDS", 0.0)
-    pictures = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', write_report(run).read_text("utf-8"))
-    drawn = [base64.b64decode(text).decode() for text in pictures]
+def charts_of(path):
+    pictures = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', path.read_text("utf-8"))
+    return [base64.b64decode(text).decode() for text in pictures]
+
+
+def test_a_night_has_charts_and_a_short_run_has_none_unless_asked(run):
+    assert charts_of(write_report(run)) == []
+    as_a_night(run)
+    drawn = charts_of(write_report(run))
     assert any("Time in the stages" in svg and "denoise 75 %" in svg for svg in drawn)
+    assert all(word in drawn[0] for word in ("What ran when", "worker 0", "worker 1", "loading weights", "Memory", "Outputs a minute"))
+    assert "a dashed line is where a run was resumed" in drawn[0]
     assert all("<script" not in svg for svg in drawn)
+
+
+def test_a_report_that_is_asked_for_has_charts_even_of_a_short_run(tmp_path):
+    folder = finished_run(tmp_path / "short", ["a", "b"])
+    assert any("Time in the stages" in svg for svg in charts_of(write_report(folder, charts=True)))
+
+
+def chart(lanes=(), memory=(), rate=(), hours=5.0):
+    uri = night_chart(lanes, memory, Series("outputs a minute", rate), hours=hours)
+    return base64.b64decode(uri.partition("base64,")[2]).decode()
 
 
 def test_lines_are_drawn_with_their_names_as_they_are():
     lines = [Series("host, worker $0$", ((0.0, 1.0), (5.0, 2.0))), Series("device <1>", ((0.0, 3.0), (5.0, 3.5))), Series("a point", ((1.0, 1.0),))]
-    svg = base64.b64decode(line_chart("Memory", lines, "GiB").partition("base64,")[2]).decode()
+    svg = chart(memory=lines)
     assert "host, worker $0$" in svg
     assert "device &lt;1&gt;" in svg
     assert "a point" not in svg
-    assert "hours" in svg
-    assert line_chart("Memory", lines[2:], "GiB") == ""
+    assert "hours of rendering" in svg
+    assert chart(memory=lines[2:]) == ""
+
+
+def test_a_cluster_is_drawn_in_part_and_says_so():
+    svg = chart([Lane(number, 0.01, (("denoise <x>", (1.0, 0.5)),)) for number in range(LANES_SHOWN + 4)])
+    assert "(4 more workers are not drawn)" in svg
+    assert "denoise &lt;x&gt;" in svg
+    assert svg.count("worker ") == LANES_SHOWN
+
+
+def test_failures_come_with_lines_of_the_manifest_and_a_way_to_see_them(run):
+    text = write_report(run).read_text("utf-8")
+    assert '<button class="show" data-reason="&lt;img src=x onerror=alert(1)&gt; is not a number">' in text
+    assert "<td>4</td>" in text  # the failed job's line
+
+
+def test_reasons_beyond_what_anyone_reads_are_counted_not_listed(tmp_path):
+    folder = finished_run(tmp_path / "many", [f"p{number}" for number in range(230)], failed=range(230), reason="no. {}")
+    text = write_report(folder).read_text("utf-8")
+    assert "and 30 more reasons" in text
 
 
 def test_measured_sums_stand_beside_the_plan(run):

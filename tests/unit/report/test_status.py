@@ -58,7 +58,7 @@ def test_counts_rate_and_time_left_of_a_run_that_goes_on(folder: RunFolder) -> N
     assert status["eta_seconds"] == pytest.approx(60, rel=0.1)
     assert status["failures"] == [
         {"state": "failed", "kind": "non-finite", "stage": "decode", "reason": "not a [red]number[/red]\x1b[31m", "count": 2,
-         "examples": ("job6", "job7")}
+         "examples": ("job6", "job7"), "rows": (8, 9)}
     ]
     (worker,) = status["workers"]
     assert (worker["pid"], worker["device"], worker["stage"], worker["rss_bytes"]) == (4242, "cuda:0", "denoise", 2**31)
