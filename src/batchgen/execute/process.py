@@ -11,18 +11,23 @@ import tempfile
 import threading
 import time
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO
 
 from batchgen.errors import WorkerLostError
 from batchgen.events import Event
-from batchgen.execute.settings import ENGINE, Shutdown, StopAfterBatch, Window, WorkerSetup
+from batchgen.execute.settings import ENGINE, Shutdown, StopAfterBatch, Window, WorkerSetup, log_file
 
 _TAIL_BYTES = 4000
 
 
 class WorkerProcess:
     """Mutable. Made early, before it is known what it will render: its imports overlap the supervisor's own work."""
+
+    place = ""  # this machine
+    ready = True
+    lost = False
 
     def __init__(self, factory: str = ENGINE) -> None:
         """Spawns the process. Raises WorkerLostError if the system refuses."""
@@ -52,13 +57,18 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def pipes(self) -> tuple[Connection, ...]:
+        """What to wait on."""
+        return (self.pipe,)
+
     def fileno(self) -> int:
         return self.pipe.fileno()
 
     def send(self, message: WorkerSetup | Window | StopAfterBatch | Shutdown) -> None:
         """To a worker that has died meanwhile: nothing happens, its end is noticed on the pipe."""
         if isinstance(message, WorkerSetup):
-            self.log_path = Path(message.engine.run_folder) / "logs" / f"worker-{message.worker}.log"
+            self.log_path = log_file(message)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.pipe.send(message)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from batchgen import errors
+from batchgen.execute.launch import Launcher
 from batchgen.execute.process import WorkerProcess
 from batchgen.execute.settings import ENGINE, EngineSettings
 from batchgen.journal import Journal
@@ -30,6 +31,7 @@ class RunRequest:
     plan: Plan
     workers: int = 1
     devices: tuple[str, ...] = ()  # torch names, one a worker; empty: setup.device for every one
+    groups: tuple[tuple[str, ...], ...] = ()  # torch names by group of ranks that hold one model together, in `devices`' place
     stop_at: float | None = None  # epoch seconds; see stopping.next_time
     max_hours: float | None = None
     retry_failed: bool = False
@@ -38,6 +40,7 @@ class RunRequest:
     max_worker_bytes: int | None = None  # resident memory beyond which a worker is replaced
     factory: str = ENGINE  # "module:callable" that makes the engine in the worker
     prewarmed: tuple[WorkerProcess, ...] = ()
+    launcher: Launcher | None = None  # where workers come from; None: processes of this machine
     say: Callable[[str], None] | None = None  # hears what the disk's look brought up, before the first window
 
 

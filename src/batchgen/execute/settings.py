@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from batchgen.jobs import Job
 from batchgen.plan.records import Plan
@@ -18,6 +19,20 @@ class OutputSettings:
     video_format: str = "mp4"  # mp4, webp, png (a folder of frames)
     metadata: tuple[tuple[str, str], ...] = ()  # the same in every file: model, revision, batchgen's version
     overwrite: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlace:
+    """A rank's place among the ranks that hold one model together. All of them run on one machine."""
+
+    rank: int
+    devices: tuple[str, ...]  # torch names, one a rank
+    store: str  # file over which the ranks find each other; a new one at every start
+    cfg_parallel: bool = False  # the first half of the ranks runs the conditional branch, the second half the other
+
+    @property
+    def size(self) -> int:
+        return len(self.devices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +57,7 @@ class EngineSettings:
     loras: tuple[tuple[str, str, float], ...] = ()  # name, path, weight
     smoke_jobs: tuple[str, ...] = ()  # jobs, as JSON, to be tried in a few steps before the first window
     extra: tuple[tuple[str, str], ...] = field(default=())
+    group: GroupPlace | None = None  # None: this worker holds its model alone
 
 
 ENGINE = "batchgen.execute.engine:open_engine"
@@ -55,6 +71,13 @@ class WorkerSetup:
     engine: EngineSettings
     plan: Plan
     factory: str = ENGINE
+
+
+def log_file(setup: WorkerSetup) -> Path:
+    """Where a worker's libraries print, below the run folder; a file for each rank of a group."""
+    group = setup.engine.group
+    rank = f"-rank-{group.rank}" if group is not None and group.rank else ""
+    return Path(setup.engine.run_folder) / "logs" / f"worker-{setup.worker}{rank}.log"
 
 
 @dataclass(frozen=True, slots=True)

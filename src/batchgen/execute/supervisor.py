@@ -29,7 +29,7 @@ from batchgen.events import (
     WorkerReplaced,
     WorkerStopped,
 )
-from batchgen.execute.process import WorkerProcess
+from batchgen.execute.launch import Launcher, LocalLauncher, WorkerHandle
 from batchgen.execute.request import HANG_SECONDS, RunRequest, RunResult, WorkerMemory, window_sizes
 from batchgen.execute.settings import StopAfterBatch, Window, WorkerSetup
 from batchgen.execute.stopping import Clock, StopSignals
@@ -46,6 +46,8 @@ Listen = Callable[[Event], None]
 _TURN_SECONDS = 0.5  # the longest sleep between looks at clocks and processes
 _STATUS_SECONDS = 2.0
 _QUIET_SECONDS = 900.0  # a worker may be silent for so long between batches: it loads a large model from a slow disk
+_LOOK_SECONDS = 2.0  # between looks for room, where machines come and go
+_PATIENCE_SECONDS = 1800.0  # that a run waits for room while it has no worker at all
 _MAX_BARREN = 3  # deaths in a row with no batch begun: the model, not a job
 _MAX_FRUITLESS = 16  # deaths in a row with no picture between
 
@@ -56,8 +58,10 @@ class _Seat:
 
     number: int
     device: str
-    process: WorkerProcess
+    process: WorkerHandle
     watch: MemoryWatch
+    group: tuple[str, ...]  # torch names of its devices, one a rank
+    begun: bool = False  # its process runs and was told what to render
     window: int | None = None
     held: set[str] = field(default_factory=set)  # jobs of the window without an outcome
     flight: dict[str, StageBatchStarted] = field(default_factory=dict)  # by stage
@@ -88,7 +92,13 @@ class Supervisor:
         self._listen = listen
         self._clock = Clock(stop_at=request.stop_at, max_seconds=None if request.max_hours is None else request.max_hours * 3600)
         self._seats: list[_Seat] = []
-        self._spare = list(request.prewarmed)
+        devices = request.devices or (request.setup.device,) * max(1, request.workers)
+        self._groups = request.groups or tuple((device,) for device in devices)
+        self._launcher: Launcher = request.launcher or LocalLauncher(
+            request.factory, len(self._groups), request.prewarmed, cfg_parallel=request.plan.cfg_parallel,
+        )
+        self._looked = 0.0  # monotonic: when room was last asked for
+        self._alone_since: float | None = None  # monotonic: no worker since then, and work left
         self._first, self._size = window_sizes(request.plan)
         self._stopped_by: str | None = None
         self._error: BatchgenError | None = None
@@ -105,7 +115,7 @@ class Supervisor:
         with StopSignals() as signals:
             try:
                 self._begin()
-                while self._error is None and any(seat.open for seat in self._seats):
+                while self._error is None and (any(seat.open for seat in self._seats) or self._waiting()):
                     self._turn(signals)
             except BatchgenError as error:
                 self._error = self._error or error
@@ -130,23 +140,54 @@ class Supervisor:
                 request.say(line)
         if request.retry_failed:
             self.journal.retry_failed()
-        pending = self.journal.pending()
         self._sweep_spool(everything=True)
-        devices = request.devices or (request.setup.device,) * max(1, request.workers)
-        for number in range(min(len(devices), pending)):
-            seat = _Seat(number, devices[number], self._spawn(), MemoryWatch(request.max_worker_bytes))
+        self._fill_seats()
+
+    def _fill_seats(self) -> None:
+        """As many workers as there is room for, and no more than there are jobs."""
+        self._looked = time.monotonic()
+        held = sum(seat.open for seat in self._seats)
+        for _ in range(min(self._launcher.room(held), self.journal.pending())):
+            number = len(self._seats)
+            group = self._groups[number % len(self._groups)]
+            seat = _Seat(number, "+".join(group), self._launcher.start(group), MemoryWatch(self.request.max_worker_bytes), group)
             self._seats.append(seat)
             self._set_up(seat)
 
-    def _spawn(self) -> WorkerProcess:
-        return self._spare.pop() if self._spare else WorkerProcess(self.request.factory)
-
     def _set_up(self, seat: _Seat) -> None:
-        setup = replace(self.request.setup, device=seat.device)
+        seat.begun, seat.heard = False, time.monotonic()
+        if seat.process.ready:
+            self._put_to_work(seat)
+
+    def _put_to_work(self, seat: _Seat) -> None:
+        seat.begun = True
+        setup = replace(self.request.setup, device=seat.group[0])
         seat.process.send(WorkerSetup(seat.number, setup, self.request.plan, self.request.factory))
         seat.heard = time.monotonic()
-        self._note(seat, "starting", pid=seat.process.pid, device=seat.device, since=time.time(), deaths=seat.deaths)
+        device = f"{seat.device} on {seat.process.place}" if seat.process.place else seat.device
+        self._note(seat, "starting", pid=seat.process.pid, device=device, since=time.time(), deaths=seat.deaths)
         self._give(seat)
+
+    def _grow(self) -> None:
+        """Where machines come and go: workers that run by now get work, and new ones are started as room appears."""
+        for seat in self._seats:
+            if seat.open and not seat.begun and seat.process.ready:
+                self._put_to_work(seat)
+        if self._stopped_by is None and time.monotonic() - self._looked > _LOOK_SECONDS:
+            self._fill_seats()
+
+    def _waiting(self) -> bool:
+        """No worker, work left, and a launcher that may yet find room. Raises WorkerLostError after too long."""
+        if not self._launcher.grows or self._stopped_by is not None or not self.journal.pending():
+            return False
+        now = time.monotonic()
+        self._alone_since = self._alone_since or now
+        if now - self._alone_since > _PATIENCE_SECONDS:
+            raise WorkerLostError(
+                f"no machine had room for a worker for {_PATIENCE_SECONDS / 60:.0f} minutes",
+                hint="Add machines to the cluster or free theirs, and run the same command again; it resumes.",
+            )
+        return True
 
     def _end(self, signals: StopSignals) -> None:
         """No child is left, no job is left running, the journal says how it ended."""
@@ -154,9 +195,7 @@ class Supervisor:
             if seat.open:
                 self._remember(seat)
                 self._kill(seat, "stopped")
-        for spare in self._spare:
-            spare.kill()
-            spare.close()
+        self._launcher.close()
         try:
             self.journal.release()
             self._sweep_spool(everything=True)
@@ -171,7 +210,7 @@ class Supervisor:
     # --- one turn of the loop -------------------------------------------------------------------------------------
 
     def _turn(self, signals: StopSignals) -> None:
-        ready = wait([signals.fileno(), *(seat.process.pipe for seat in self._seats if seat.open)], _TURN_SECONDS)
+        ready = wait([signals.fileno(), *(pipe for seat in self._seats if seat.open for pipe in seat.process.pipes)], _TURN_SECONDS)
         if signals.fileno() in ready:
             signals.clear()
         if len(signals.received) > 1:
@@ -179,6 +218,8 @@ class Supervisor:
             return
         if self._stopped_by is None and (reason := signals.received[0] if signals.received else self._clock.ended_by()):
             self._stop(reason)
+        if self._launcher.grows:
+            self._grow()
         heard = [(seat, seat.process, *seat.process.received()) for seat in self._seats if seat.open]
         self._take_in([event for _, _, events, _ in heard for event in events])
         for seat, process, events, ended in heard:
@@ -217,6 +258,7 @@ class Supervisor:
                 seat.jobs += 1
                 self._rendered += "adopted" not in event.flags
                 self._fruitless = self._barren = 0
+                self._alone_since = None
                 self._blamed.clear()
             case LatentsSpooled():
                 self._spooled.add(event.path)
@@ -274,7 +316,7 @@ class Supervisor:
 
     def _wake_idle(self) -> None:
         for seat in self._seats:
-            if seat.open and seat.window is None and not seat.held:
+            if seat.open and seat.begun and seat.window is None and not seat.held:
                 self._give(seat)
 
     def _replace(self, seat: _Seat) -> None:
@@ -282,7 +324,7 @@ class Supervisor:
         self._take_in([WorkerReplaced(seat.number, seat.watch.rss_bytes, seat.watch.watermark_bytes or 0)])
         self._replaced += 1
         seat.process.finish()
-        seat.process = self._spawn()
+        seat.process = self._launcher.start(seat.group)
         seat.watch = MemoryWatch(self.request.max_worker_bytes)
         self._set_up(seat)
 
@@ -337,6 +379,8 @@ class Supervisor:
         self._sweep_after(seat)
 
     def _sweep_after(self, seat: _Seat) -> None:
+        if seat.process.place:
+            return  # another machine's number may be that of a worker here; the next run sweeps
         outputs = self.request.folder.outputs
         sweep_after(seat.process.pid, {(outputs / self.journal.job(key).output).parent for key in seat.held})
 
@@ -379,10 +423,10 @@ class Supervisor:
         seat.process.kill()
         self._deaths += 1
         seat.deaths += 1
-        self._fruitless += 1
-        stage, suspects = self._suspects(seat)
-        if not suspects:
-            self._barren += 1
+        lost = seat.process.lost
+        stage, suspects = (seat.stage, ()) if lost else self._suspects(seat)
+        self._fruitless += not lost
+        self._barren += not (suspects or lost)
         self._blamed.update(suspects)
         self._take_in([WorkerDied(seat.number, seat.process.pid, cause, stage, suspects)])
         self._settle_the_dead(seat, suspects, kind, stage, cause)
@@ -392,10 +436,12 @@ class Supervisor:
             seat.open = False
             self.journal.absolve(self._blamed)
             raise self._lost(cause, words)
-        if self._stopped_by is not None:
+        if self._stopped_by is not None or self._launcher.grows:  # there, `_grow` fills its place as soon as a machine has room
             seat.open = False
+            self._note(seat, "ended", stage=None)
+            self._wake_idle()
             return
-        seat.process = self._spawn()
+        seat.process = self._launcher.start(seat.group)
         seat.watch = MemoryWatch(self.request.max_worker_bytes)
         self._set_up(seat)
         self._wake_idle()

@@ -24,10 +24,11 @@ from typing import Any
 
 from batchgen.errors import BatchgenError
 from batchgen.events import Event, WindowDone, WorkerStopped
-from batchgen.execute.settings import Shutdown, StopAfterBatch, Window, WorkerSetup
+from batchgen.execute.settings import Shutdown, StopAfterBatch, Window, WorkerSetup, log_file
 from batchgen.runlock import hold_for_worker
 
 _PR_SET_PDEATHSIG = 1
+PEER_LOST = "peer-lost"  # WorkerStopped.error of a rank that cannot reach another one of its group: that one is to blame
 CRASH = "crash"  # WorkerStopped.error of an exception nobody foresaw: as good as dead, another worker may do better
 
 
@@ -79,28 +80,36 @@ class Worker:
             if not isinstance(setup, WorkerSetup):
                 return
             number = setup.worker
-            _take_log(Path(setup.engine.run_folder) / "logs" / f"worker-{number}.log")
+            _take_log(log_file(setup))
             hold_for_worker(Path(setup.engine.run_folder) / "run.lock")
-            self._engine = load_factory(setup.factory)(number, setup.engine, setup.plan, self.emit)
-            self._serve(number)
+            group = setup.engine.group
+            speaks = group is None or group.rank == 0  # the first rank of a group speaks for all
+            self._engine = load_factory(setup.factory)(number, setup.engine, setup.plan, self.emit if speaks else _unheard)
+            if self._stopping.is_set():
+                self._engine.finish_current_batch()
+            self._serve(number, alone=group is None)
             self.emit(WorkerStopped(number, None))
         except BatchgenError as error:
             self.emit(WorkerStopped(number, error.message, error.exit_code, error.hint, type(error).__name__))
         except BaseException as error:  # noqa: BLE001 the supervisor decides; the log has the traceback
             traceback.print_exc()
             reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-            self.emit(WorkerStopped(number, reason, 1, None, CRASH))
+            self.emit(WorkerStopped(number, reason, 1, None, PEER_LOST if getattr(error, "peer_lost", False) else CRASH))
 
-    def _serve(self, number: int) -> None:
+    def _serve(self, number: int, *, alone: bool) -> None:
         while True:
             message = self._inbox.get()
             if isinstance(message, Shutdown):
                 self._engine.close()
                 return
             if isinstance(message, Window):
-                if not self._stopping.is_set():
+                if not self._stopping.is_set() or not alone:  # ranks of a group agree on a stop inside the window
                     self._engine.run_window(message)
                 self.emit(WindowDone(number, message.number))
+
+
+def _unheard(event: Event) -> None:
+    """What the other ranks of a group have to say is what the first one says."""
 
 
 def load_factory(name: str) -> Callable[..., Any]:
