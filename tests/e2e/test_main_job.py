@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commandline import batchgen, events, forty_rows, pixels, run_json, start, texts, write_csv
+from commandline import Said, batchgen, events, forty_rows, pixels, run_json, start, texts, write_csv
 
 GUIDANCE = 4.0  # of the Qwen-Image profile
 METADATA = {"prompt", "negative_prompt", "seed", "width", "height", "steps", "guidance", "model", "revision", "batchgen_version"}
@@ -68,6 +68,15 @@ def singly(tmp_path_factory: pytest.TempPathFactory, list_file: Path, qwen_folde
     return here / "run"
 
 
+@pytest.fixture(scope="module")
+def batched(tmp_path_factory: pytest.TempPathFactory, list_file: Path, qwen_folder: Path) -> tuple[Path, Said]:
+    """The run folder of the whole list in auto batches, and what the process said: a line on stderr for each module it imported."""
+    here = tmp_path_factory.mktemp("batched")
+    said = batchgen("run", list_file, "--model", qwen_folder, "-o", "run", folder=here, env={"PYTHONPROFILEIMPORTTIME": "1"})
+    assert said.code == 0, said
+    return here / "run", said
+
+
 def pictures(run: Path) -> list[np.ndarray]:
     return [pixels(run / "outputs" / row["output"]) for row in table(run)]
 
@@ -81,14 +90,18 @@ def test_at_batch_1_every_picture_is_the_hand_called_pipelines_own(singly: Path,
 
 
 def test_in_auto_batches_a_picture_is_at_most_a_grey_level_away(
-    tmp_path: Path, list_file: Path, qwen_folder: Path, reference: list[np.ndarray],
+    batched: tuple[Path, Said], reference: list[np.ndarray],
 ) -> None:
-    said = batchgen("run", list_file, "--model", qwen_folder, "-o", "run", folder=tmp_path)
-    assert said.code == 0, said
-    found = pictures(tmp_path / "run")
-    assert max(int(row["batch"]) for row in table(tmp_path / "run")) > 1
+    found = pictures(batched[0])
+    assert max(int(row["batch"]) for row in table(batched[0])) > 1
     distances = [int(np.abs(mine.astype(int) - theirs.astype(int)).max()) for mine, theirs in zip(found, reference, strict=True)]
     assert max(distances) <= 1
+
+
+def test_the_process_that_hands_out_the_work_never_imports_torch(batched: tuple[Path, Said]) -> None:
+    imported = {line.rsplit("|", 1)[1].strip() for line in batched[1].err.splitlines() if line.startswith("import time:")}
+    assert "batchgen.execute.supervisor" in imported
+    assert imported & {"torch", "diffusers", "transformers", "accelerate"} == set()
 
 
 def test_every_picture_says_how_it_was_made(singly: Path, qwen_folder: Path) -> None:

@@ -88,7 +88,7 @@ class Engine:
         import transformers
 
         stages, _ = self.road(())
-        versions = (("torch", torch.__version__), ("diffusers", diffusers.__version__), ("transformers", transformers.__version__))
+        versions = (("torch", str(torch.__version__)), ("diffusers", diffusers.__version__), ("transformers", transformers.__version__))
         self.emit(WorkerReady(
             self.worker, os.getpid(), str(self.device), tuple(stage.name for stage in stages.stages),
             tuple((stage.name, stage.components) for stage in stages.stages),
