@@ -39,6 +39,11 @@ def duration_text(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def counted(number: int, noun: str, nouns: str | None = None) -> str:
+    """`1 row`, `12,000 rows`; `nouns` where an s does not make the plural."""
+    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
+
+
 def parse_size(text: str, *, default_unit: str = "GiB") -> int:
     """Bytes from `24`, `24GiB`, `500 MB`. A bare number counts in `default_unit`. Raises ValueError."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)

@@ -1,4 +1,4 @@
-"""`batchgen rerender FILE`: makes a picture again from the settings inside it, and compares the pixels."""
+"""`batchgen rerender FILE...`: makes pictures again from the settings inside them, and compares the pixels."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,12 @@ from batchgen.cli.model_options import model_options
 from batchgen.cli.run_options import EXTENSIONS, RunOptions
 from batchgen.errors import EXIT_DONE, EXIT_SOME_FAILED, RefusedError, RunStoppedError
 from batchgen.inventory.options import ModelOptions
+from batchgen.report.safe import printable
 
 # Fields of the embedded record that a manifest row takes under the same name.
 _ROW = (
     "prompt", "negative_prompt", "seed", "width", "height", "steps", "guidance", "true_cfg_scale", "num_frames", "fps", "image",
-    "last_image", "mask", "strength",
+    "last_image", "mask", "strength", "lora",
 )
 GREY_LEVEL = 1  # between batch sizes kernels may round differently
 
@@ -50,34 +53,118 @@ class Origin:
         return self.run.get("settings", {}).get(name, {}).get("value")
 
 
-@click.command(epilog="Exit codes: 0 equal (or one grey level apart across batch sizes); 2 refused; 3 the pixels differ.")
-@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One file and all that its run has in common with those of other files: such files are made by one run."""
+
+    file: Path
+    origin: Origin
+    source: str
+    options: ModelOptions
+    run: RunOptions
+    loras: tuple[str, ...] = ()
+
+    @property
+    def together(self) -> tuple[object, ...]:
+        return self.source, self.options, self.run, self.loras
+
+
+@click.command(epilog="Exit codes: 0 equal (or one grey level apart across batch sizes); 2 refused; 3 the pixels of some differ.")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @model_options
-@click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Keep the new picture here.")
+@click.option(
+    "-o", "--output", metavar="PATH", type=click.Path(path_type=Path), help="Keep the new picture here; of several files: in this folder.",
+)
 @click.option("--device", metavar="NAME", help="cuda:0, mps or cpu; default: what is there.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(file: Path, model: str | None, model_options: ModelOptions, output: Path | None, device: str | None, as_json: bool) -> int:
-    """Make a picture or clip again, alone, from the settings inside FILE, and say whether the pixels are equal.
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a file, one a line.")
+def command(
+    files: tuple[Path, ...], model: str | None, model_options: ModelOptions, output: Path | None, device: str | None, as_json: bool,
+) -> int:
+    """Make pictures or clips again, alone, from the settings inside each FILE, and say whether the pixels are equal.
 
     \b
     batchgen rerender results/prompts-Qwen-Image/outputs/000003-a-red-fox.png
     batchgen rerender picture.png --model ./my-model -o again.png
+    batchgen rerender results/prompts-Qwen-Image/outputs/00001*
+
+    The model is loaded once for all files that one model made.
     """
-    if output is not None and os.path.lexists(output):
-        raise RefusedError(f"{output} exists already", hint="Name another file with -o.")
+    files = tuple(dict.fromkeys(files))
+    places = _places(files, output)
+    tasks = [_task(file, model, model_options, device) for file in files]
+    verdicts: dict[Path, dict[str, Any]] = {}
+    for _, group in groupby(sorted(tasks, key=lambda task: repr(task.together)), key=lambda task: repr(task.together)):
+        with tempfile.TemporaryDirectory(prefix="batchgen-rerender-") as folder:
+            alike = list(group)
+            for task, again in zip(alike, _render(alike, Path(folder)), strict=True):
+                verdicts[task.file] = _lost(task) if again is None else compare(task.file, again, task.origin.batch)
+                if again is not None and task.file in places:
+                    _keep(again, places[task.file])
+    _say([(task.file, verdicts[task.file]) for task in tasks], as_json=as_json)
+    return EXIT_DONE if all(verdict["accepted"] for verdict in verdicts.values()) else EXIT_SOME_FAILED
+
+
+def _task(file: Path, model: str | None, options: ModelOptions, device: str | None) -> Task:
+    """What makes the file again. Raises RefusedError, ModelError, before anything is loaded."""
     origin = read_origin(file)
     source = model or origin.model
     if not source:
         raise RefusedError(f"{file} does not say which model made it", hint="Name it with --model.")
-    model_options = _same_loading(origin, model_options, named=model is not None)
-    _check_revision(origin, source, model_options)
-    with tempfile.TemporaryDirectory(prefix="batchgen-rerender-") as folder:
-        again = _render(origin, file, Path(folder), source, model_options, device)
-        verdict = compare(file, again, origin.batch)
-        if output is not None:
-            shutil.copytree(again, output) if again.is_dir() else shutil.copyfile(again, output)
-    click.echo(json.dumps({"schema": 1, "file": str(file), **verdict}) if as_json else verdict["text"])
-    return EXIT_DONE if verdict["accepted"] else EXIT_SOME_FAILED
+    loras = tuple(map(str, origin.setting("lora") or ()))
+    if origin.settings.get("lora") and not loras:
+        raise RefusedError(f"{file} was made with the LoRA {origin.settings['lora']}, and only its run folder says where that lies",
+                           hint="Name the file where its run left it.")
+    options = _same_loading(origin, options, named=model is not None)
+    _check_revision(file, origin, source, options)
+    return Task(file, origin, source, options, _run_options(origin, file, device), loras)
+
+
+def _run_options(origin: Origin, file: Path, device: str | None) -> RunOptions:
+    quality = origin.setting("image-quality")
+    return RunOptions(
+        devices=(device,) if device else (), quiet=True, vae_tiling="tiled" in origin.settings.get("flags", ()),
+        image_format={extension: name for name, extension in EXTENSIONS.items()}.get(file.suffix.lower(), "png"),
+        image_options=(("quality", int(quality)),) if quality is not None else (),
+        video_format="png" if file.is_dir() else file.suffix.lower().lstrip(".") or "mp4",
+        attention_backend=origin.setting("attention-backend"), compile=bool(origin.setting("compile")),
+    )
+
+
+def _places(files: Sequence[Path], output: Path | None) -> dict[Path, Path]:
+    """Where each new output is kept. Raises RefusedError where one would take another's place."""
+    if output is None:
+        return {}
+    places = {file: output if len(files) == 1 else output / file.name for file in files}
+    taken = next((place for place in places.values() if os.path.lexists(place)), None)
+    if taken is not None:
+        raise RefusedError(f"{taken} exists already", hint="Name another place with -o.")
+    if len(set(places.values())) < len(places):
+        raise RefusedError("two of the files have one name", hint="Make them again one by one, or leave out -o.")
+    return places
+
+
+def _keep(again: Path, place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(again, place) if again.is_dir() else shutil.copyfile(again, place)
+
+
+def _lost(task: Task) -> dict[str, Any]:
+    text = "it could not be made again; the tables on stderr say why"
+    return {"accepted": False, "equal": False, "largest_difference": None, "batch": task.origin.batch, "text": text}
+
+
+def _say(verdicts: Sequence[tuple[Path, Mapping[str, Any]]], *, as_json: bool) -> None:
+    if as_json:
+        for file, verdict in verdicts:
+            click.echo(json.dumps({"schema": 1, "file": str(file), **verdict}))
+        return
+    for file, verdict in verdicts:
+        click.echo(verdict["text"] if len(verdicts) == 1 else f"{printable(str(file))}: {verdict['text']}")
+    if len(verdicts) > 1:
+        equal, close = (sum(bool(verdict[name]) for _, verdict in verdicts) for name in ("equal", "accepted"))
+        other = len(verdicts) - close
+        parts = [f"{equal} equal"] + [f"{close - equal} a grey level apart"] * (close > equal) + [f"{other} differ"] * (other > 0)
+        click.echo(f"{len(verdicts)} files: {', '.join(parts)}")
 
 
 def read_origin(file: Path) -> Origin:
@@ -98,47 +185,51 @@ def read_origin(file: Path) -> Origin:
     return Origin(settings, {})
 
 
-def _check_revision(origin: Origin, source: str, options: ModelOptions) -> None:
+def _check_revision(file: Path, origin: Origin, source: str, options: ModelOptions) -> None:
     """Another model gives another picture: found out before anything is loaded. Raises RefusedError, ModelError."""
-    from batchgen.inventory.model import resolve
-
     made = str(origin.settings.get("revision", ""))
-    found = resolve(source, replace(options, download=False), platform="cpu").revision
+    found = _revision(source, replace(options, download=False))
     if found != made:
         raise RefusedError(
-            f"{source} is another model now: revision {found[:12]}, the file was made by {made[:12]}",
+            f"{source} is another model now: revision {found[:12]}, and {file} was made by {made[:12]}",
             hint="Name the old one with --revision or --model.",
         )
 
 
-def _render(origin: Origin, file: Path, folder: Path, source: str, options: ModelOptions, device: str | None) -> Path:
-    """The new output, in a run folder of its own below `folder`."""
+@cache
+def _revision(source: str, options: ModelOptions) -> str:
+    """Asked once for all files of a model."""
+    from batchgen.inventory.model import resolve
+
+    return resolve(source, options, platform="cpu").revision
+
+
+def _render(tasks: Sequence[Task], folder: Path) -> list[Path | None]:
+    """The new outputs of tasks that go together, in a run folder of its own below `folder`; None for one that failed."""
     from batchgen.cli.rendering import render
     from batchgen.cli.request import RenderRequest
+    from batchgen.inventory.loras import parse_loras
     from batchgen.manifest.options import ManifestOptions
     from batchgen.plan.records import Overrides
 
-    row = {name: origin.settings[name] for name in _ROW if origin.settings.get(name) is not None}
     manifest = folder / "again.jsonl"
-    manifest.write_text(json.dumps(row) + "\n", encoding="utf-8")
-    image_format = {extension: name for name, extension in EXTENSIONS.items()}.get(file.suffix.lower(), "png")
-    quality = origin.setting("image-quality")
-    run = RunOptions(
-        output=str(folder / "run"), devices=(device,) if device else (), quiet=True, vae_tiling="tiled" in origin.settings.get("flags", ()),
-        image_format=image_format, image_options=(("quality", int(quality)),) if quality is not None else (),
-        video_format="png" if file.is_dir() else file.suffix.lower().lstrip(".") or "mp4",
-    )
-    options_of_rows = ManifestOptions(allow_empty_prompt=True)
-    request = RenderRequest(str(manifest), source, options, Overrides(batch_size=1), options_of_rows, run, ())
+    with manifest.open("w", encoding="utf-8") as lines:
+        for task in tasks:
+            row = {name: task.origin.settings[name] for name in _ROW if task.origin.settings.get(name) is not None}
+            lines.write(json.dumps(row) + "\n")
+    first = tasks[0]
+    rows = ManifestOptions(allow_empty_prompt=True, name_template="{index:06d}", loras=parse_loras(first.loras))
+    run = replace(first.run, output=str(folder / "run"))
+    request = RenderRequest(str(manifest), first.source, first.options, Overrides(batch_size=1), rows, run, ())
     out, sys.stdout = sys.stdout, sys.stderr  # the run's own tables are not this command's result
     try:
-        outcome = render(request)
+        render(request)
     finally:
         sys.stdout = out
-    outputs = sorted((folder / "run" / "outputs").iterdir())
-    if outcome.exit_code != EXIT_DONE or len(outputs) != 1:
-        raise RunStoppedError("the picture could not be made again; the tables above say why")
-    return outputs[0]
+    found = {path.stem: path for path in (folder / "run" / "outputs").iterdir()}
+    if not found:
+        raise RunStoppedError("nothing could be made again; the tables above say why")
+    return [found.get(f"{number:06d}") for number in range(len(tasks))]
 
 
 def _same_loading(origin: Origin, options: ModelOptions, *, named: bool) -> ModelOptions:

@@ -11,7 +11,7 @@ from batchgen.errors import EXIT_DONE, EXIT_SOME_FAILED
 from batchgen.journal import Journal
 from batchgen.report.safe import printable
 from batchgen.runfolder import RunFolder
-from batchgen.units import size_text
+from batchgen.units import counted, size_text
 from batchgen.verify import Tally, verify
 
 
@@ -35,8 +35,8 @@ def command(folder: Path, as_json: bool) -> int:
         found = {"schema": 1, "checked": tally.checked, "bytes": tally.size_bytes, "findings": findings}
         click.echo(json.dumps(found, ensure_ascii=False))
     else:
-        said = "nothing is wrong" if not findings else f"{len(findings)} {'finding' if len(findings) == 1 else 'findings'}"
-        click.echo(f"{tally.checked} outputs checked, {size_text(tally.size_bytes)} as the journal says, {said}")
+        said = "nothing is wrong" if not findings else counted(len(findings), "finding")
+        click.echo(f"{counted(tally.checked, 'output')} checked, {size_text(tally.size_bytes)} as the journal says, {said}")
         if any(finding["wrong"] != "stranger" for finding in findings):
             click.echo("`batchgen run ... --verify` with the run's manifest and model renders those again.")
     return EXIT_SOME_FAILED if findings else EXIT_DONE
