@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers.initialization import no_init_weights
 
@@ -209,7 +210,8 @@ def _play(
     tracker.peak = live
     tracker.hollow_depth += 1
     try:
-        result = inner(*args, **kwargs)
+        with _WritesOfNumbers():
+            result = inner(*args, **kwargs)
     finally:
         tracker.hollow_depth -= 1
     above = tracker.peak - live
@@ -227,6 +229,28 @@ def _play(
     with _disable_current_modes():
         made = _Making(bases, reals=forms.reals).of(form)
     return Call(above, tracker.flops - flops, retained, form), made
+
+
+class _WritesOfNumbers(TorchFunctionMode):
+    """`hollow[places] = number` makes nothing and is left out.
+
+    Masks are written row by row, tens of thousands of times for a clip (HunyuanVideo 1.5's VAE), and every such write would be a
+    view and a fill of a hollow tensor. Writes to real tensors, of tensors, or to places that tensors name, are carried out.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__setitem__ and isinstance(args[0], FakeTensor) and _named_plainly(args[1]):
+            if isinstance(args[2], int | float):
+                return None
+        return func(*args, **(kwargs or {}))
+
+
+def _named_plainly(places: Any) -> bool:
+    if isinstance(places, tuple):
+        return all(map(_named_plainly, places))
+    if isinstance(places, slice):
+        return all(end is None or isinstance(end, int) for end in (places.start, places.stop, places.step))
+    return places is None or places is Ellipsis or isinstance(places, int)
 
 
 def _replay(call: Call, tracker: LiveBytes) -> Any:
