@@ -30,6 +30,8 @@ from batchgen.units import MIB
 WRITERS = 2
 WAITING_BYTES = 256 * MIB  # of products that may wait for a writer before the device has to; one may always
 
+FLAG_SILENT = "no sound"  # the model made a sound track, and the format asked for holds none
+
 FloatArray = npt.NDArray[np.float32]
 Sound = tuple[FloatArray, int]  # samples [channels, samples] in -1..1, and their rate in Hz
 
@@ -71,7 +73,8 @@ class Products:
     ) -> None:
         """Queues one row's product: a picture [H, W, C] or a clip [frames, H, W, C], floats in 0..1."""
         self.check()
-        if not np.isfinite(product).all():
+        # frame by frame: the answers for a whole clip at once would take a quarter of its memory again
+        if not all(np.isfinite(frame).all() for frame in (product if product.ndim == 4 else product[None])):
             reason = "the decoded picture holds values that are not numbers"
             self._emit(JobFailed(self._worker, row.job.key, "non-finite", "decode", reason))
             return
@@ -105,6 +108,8 @@ class Products:
     def _written(self, row: Row, product: FloatArray, resolved: dict[str, Any], sound: Sound | None) -> OutputDone:
         lowest, highest = to_uint8(np.array([product.min(), product.max()], dtype=np.float32))
         flags = (*row.flags, *(("flat",) if lowest == highest else ()))
+        if sound is not None and self._outputs.video_format == "webp":
+            sound, flags = None, (*flags, FLAG_SILENT)
         settings = settings_for(row.job, dict(self._outputs.metadata), row.batch, flags, resolved)
         path = Path(self._outputs.folder) / row.job.output
         make_folders(path.parent)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,6 +19,7 @@ from batchgen.inventory.records import ModelFacts
 from batchgen.inventory.rules import tokenizers
 
 _PICTURES = {"image": "image", "last_image": "last_image", "mask": "mask_image", "strength": "strength"}  # column -> argument
+_SISTER_KINDS = ("Img2Img", "Inpaint", "ImageToVideo")
 _NO_LIMIT = 1_000_000  # transformers writes 10^30 for "none"
 
 
@@ -63,36 +65,73 @@ def takes_negative_prompt(facts: ModelFacts) -> bool | None:
 
 
 def picture_inputs(facts: ModelFacts) -> frozenset[str]:
-    """Which of a manifest's picture columns the pipeline's call takes; all of them for a class whose source is not known."""
-    arguments = call_arguments(facts.pipeline_class or "")
-    return frozenset(column for column, argument in _PICTURES.items() if not arguments or argument in arguments)
+    """Which of a manifest's picture columns the model takes; all of them for a class whose source is not known.
+
+    Its pipeline's own call says so, or the library's sister of that pipeline which is made from the same components.
+    """
+    own = facts.pipeline_class or ""
+    arguments = set(call_arguments(own))
+    known = bool(arguments)
+    for name in _sisters(own):
+        arguments |= set(call_arguments(name))
+    return frozenset(column for column, argument in _PICTURES.items() if not known or argument in arguments)
 
 
-@lru_cache(maxsize=8)
-def call_arguments(class_name: str) -> Mapping[str, object]:
-    """Arguments of a diffusers pipeline's call with their defaults (None for what is no plain constant), from its source text."""
+def _sisters(own: str) -> list[str]:
+    """Pipelines for the same model with a picture: they need no component that the model's own pipeline does not have."""
+    found = _class_source(own)
+    if found is None:
+        return []
+    mine = _components_of(found[1])
+    names = [own.replace("Pipeline", f"{kind}Pipeline") for kind in _SISTER_KINDS]
+    sisters = {name: _class_source(name, found[0].parent) for name in names if name != own}
+    return [name for name, sister in sisters.items() if sister is not None and _components_of(sister[1]) <= mine]
+
+
+def _components_of(source: str) -> set[str]:
+    """Parameters of the constructor, without plain settings (those with a default that is not None)."""
+    return {name for name, default in _arguments_in(source, "__init__").items() if default is None}
+
+
+@lru_cache(maxsize=16)
+def _class_source(class_name: str, folder: Path | None = None) -> tuple[Path, str] | None:
+    """The file of a diffusers pipeline class and its source text; `folder`: only there."""
     spec = importlib.util.find_spec("diffusers")  # finds the folder, imports nothing
     if spec is None or not spec.submodule_search_locations or not class_name.isidentifier():
-        return {}
-    for path in sorted(Path(spec.submodule_search_locations[0], "pipelines").glob("*/*.py")):
-        text = path.read_text(encoding="utf-8")
-        if f"class {class_name}(" not in text:
+        return None
+    root = Path(spec.submodule_search_locations[0], "pipelines")
+    for path in sorted(folder.glob("*.py") if folder is not None else root.glob("*/*.py")):
+        _, line, source = path.read_text(encoding="utf-8").partition(f"\nclass {class_name}(")
+        if line:
+            return path, source.partition("\nclass ")[0]
+    return None
+
+
+def call_arguments(class_name: str) -> Mapping[str, object]:
+    """Arguments of a diffusers pipeline's call with their defaults (None for what is no plain constant), from its source text."""
+    found = _class_source(class_name)
+    return _arguments_in(found[1]) if found is not None else {}
+
+
+def _arguments_in(source: str, method: str = "__call__") -> dict[str, object]:
+    """Only the signature is parsed: the files are long, and this is read before every run."""
+    _, line, rest = source.partition(f"    def {method}(")
+    for end in re.finditer(r"\)(?=\s*(->[^\n]*)?:\n)", rest) if line else ():
+        try:
+            (node,) = ast.parse(f"def signature({rest[: end.start()]}): ...").body
+        except SyntaxError:
             continue
-        for node in ast.parse(text).body:
-            if isinstance(node, ast.ClassDef) and node.name == class_name:
-                return _arguments_in(node)
+        assert isinstance(node, ast.FunctionDef)
+        return _with_defaults(node.args)
     return {}
 
 
-def _arguments_in(node: ast.ClassDef) -> dict[str, object]:
-    for item in node.body:
-        if isinstance(item, ast.FunctionDef) and item.name == "__call__":
-            found: dict[str, object] = {argument.arg: None for argument in (*item.args.args[1:], *item.args.kwonlyargs)}
-            plain = item.args.args[len(item.args.args) - len(item.args.defaults) :]
-            for argument, default in (
-                *zip(plain, item.args.defaults, strict=True), *zip(item.args.kwonlyargs, item.args.kw_defaults, strict=True),
-            ):
-                if isinstance(default, ast.Constant):
-                    found[argument.arg] = default.value
-            return found
-    return {}
+def _with_defaults(arguments: ast.arguments) -> dict[str, object]:
+    found: dict[str, object] = {argument.arg: None for argument in (*arguments.args[1:], *arguments.kwonlyargs)}
+    plain = arguments.args[len(arguments.args) - len(arguments.defaults) :]
+    for argument, default in (
+        *zip(plain, arguments.defaults, strict=True), *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+    ):
+        if isinstance(default, ast.Constant):
+            found[argument.arg] = default.value
+    return found

@@ -5,6 +5,8 @@ The only module that loads the video library. Frames are encoded one at a time, 
 
 from __future__ import annotations
 
+import io
+import wave
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -18,12 +20,14 @@ from batchgen.errors import UsageError
 from batchgen.outputs.files import atomic_write, disk_errors, make_folders, measure, place, sync_folder, temp_path
 from batchgen.outputs.image import Pixels, as_image, embedded
 from batchgen.outputs.metadata import RECORD, exif_for
+from batchgen.outputs.webp import write_animation
 
 Sound = tuple[npt.NDArray[np.float32], int]  # samples [channels, samples] in -1..1, and their rate in Hz
 
 EXTENSIONS = {"mp4": ".mp4", "webp": ".webp", "png": ""}
 _CRF = "17"  # of x264: no difference to be seen
 _AUDIO_FRAME = 1024
+SOUND_FILE = "sound.wav"  # beside the frames of a folder
 
 
 def write_video(
@@ -39,21 +43,23 @@ def write_video(
     """Writes a clip and returns its size in bytes and SHA-256 (hex; of a folder: see `files.measure`).
 
     `frames` are uint8 [H, W, 3], all of one size: an array [frames, H, W, 3] or a stream. MP4 is H.264 in yuv420p with its index in
-    front, exactly `fps` and exactly as many frames; its sides must be even (UsageError). Raises ValueError for other pixels, an
+    front, exactly `fps` and exactly as many frames; its sides must be even (UsageError). `sound` is a track of the MP4, and a
+    `sound.wav` beside the frames of a folder; a WebP has no place for it (UsageError). Raises ValueError for other pixels, an
     unknown format or no frames, FileExistsError where the name is taken, DiskError where the disk gives out.
     """
     if video_format not in EXTENSIONS:
         raise ValueError(f"unknown clip format {video_format!r} (known: {', '.join(EXTENSIONS)})")
     if fps <= 0:
         raise ValueError(f"fps must be above 0, got {fps}")
-    if sound is not None and video_format != "mp4":
-        raise UsageError(f"a clip kept as {video_format} holds no sound", option="--video-format", hint="Use --video-format mp4.")
+    if sound is not None and video_format == "webp":
+        raise UsageError("a clip kept as webp holds no sound", option="--video-format", hint="Use --video-format mp4 or png.")
     stream = _checked(frames)
     if video_format == "mp4":
         return atomic_write(path, lambda handle: _write_mp4(handle, stream, settings, fps, sound), overwrite=overwrite)
     if video_format == "webp":
-        return atomic_write(path, lambda handle: _write_webp(handle, stream, settings, fps), overwrite=overwrite)
-    return _write_frames(path, stream, settings, overwrite)
+        exif = exif_for(settings) if RECORD in settings else None
+        return atomic_write(path, lambda handle: write_animation(handle, stream, fps=fps, exif=exif), overwrite=overwrite)
+    return _write_frames(path, stream, settings, sound, overwrite)
 
 
 def _checked(frames: Pixels | Iterable[Pixels]) -> Iterator[Pixels]:
@@ -116,12 +122,17 @@ def _chain(first: Pixels, rest: Iterator[Pixels]) -> Iterator[Pixels]:
 def _sound_track(container: Any, sound: Sound | None) -> Any:
     if sound is None:
         return None
-    samples, rate = sound
-    if samples.ndim != 2 or samples.shape[0] not in (1, 2):
-        raise ValueError(f"sound must be [1 or 2 channels, samples], got {list(samples.shape)}")
+    samples, rate = _checked_sound(sound)
     track = container.add_stream("aac", rate=rate)
     track.layout = "mono" if samples.shape[0] == 1 else "stereo"
     return track
+
+
+def _checked_sound(sound: Sound) -> Sound:
+    samples, _ = sound
+    if samples.ndim != 2 or samples.shape[0] not in (1, 2):
+        raise ValueError(f"sound must be [1 or 2 channels, samples], got {list(samples.shape)}")
+    return sound
 
 
 def _encode_sound(container: Any, track: Any, sound: Sound) -> None:
@@ -135,18 +146,10 @@ def _encode_sound(container: Any, track: Any, sound: Sound) -> None:
     container.mux(track.encode(None))
 
 
-def _write_webp(handle: BinaryIO, frames: Iterator[Pixels], settings: Mapping[str, str], fps: float) -> None:
-    first = as_image(next(frames))
-    exif = {"exif": exif_for(settings)} if RECORD in settings else {}
-    rest = (as_image(frame) for frame in frames)
-    first.save(
-        handle, format="WEBP", save_all=True, append_images=rest, duration=round(1000 / fps), loop=0, quality=90, method=4,
-        minimize_size=False, kmin=1, kmax=1, **exif,
-    )
-
-
-def _write_frames(path: Path, frames: Iterator[Pixels], settings: Mapping[str, str], overwrite: bool) -> tuple[int, str]:
-    """A folder of numbered PNGs, each with the clip's settings, that appears whole under its name."""
+def _write_frames(
+    path: Path, frames: Iterator[Pixels], settings: Mapping[str, str], sound: Sound | None, overwrite: bool
+) -> tuple[int, str]:
+    """A folder of numbered PNGs, each with the clip's settings, and its sound, that appears whole under its name."""
     with disk_errors(path):
         make_folders(path.parent)
         temp = temp_path(path.parent)
@@ -159,12 +162,26 @@ def _write_frames(path: Path, frames: Iterator[Pixels], settings: Mapping[str, s
                     as_image(pixels).save(handle, format="PNG", compress_level=4, **arguments)
 
                 atomic_write(temp / f"{number:05d}.png", save)
+            if sound is not None:
+                atomic_write(temp / SOUND_FILE, _as_wav(sound))
             sync_folder(temp)
             measured = measure(temp)
             place(temp, path, overwrite=overwrite)
         finally:
             _remove(temp)
     return measured
+
+
+def _as_wav(sound: Sound) -> bytes:
+    """16-bit PCM."""
+    samples, rate = _checked_sound(sound)
+    whole = io.BytesIO()
+    with wave.open(whole, "wb") as file:
+        file.setnchannels(samples.shape[0])
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes((np.clip(samples.T, -1, 1) * 32767).round().astype("<i2").tobytes())
+    return whole.getvalue()
 
 
 def _remove(folder: Path) -> None:

@@ -32,7 +32,7 @@ def condition(path: Path) -> Condition:
             return "damaged"
         if head.startswith(b"\x89PNG\r\n\x1a\n"):
             return "whole" if _png_whole(handle) else "damaged"
-        if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        if head[:4] == b"RIFF" and head[8:12] in (b"WEBP", b"WAVE"):
             return "whole" if struct.unpack("<I", head[4:8])[0] + 8 <= size else "damaged"
         if head[4:8] == b"ftyp":
             return "whole" if _boxes_whole(handle, size) else "damaged"

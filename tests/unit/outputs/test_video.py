@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import wave
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -113,6 +115,47 @@ def test_a_webp_clip_has_all_frames_and_their_times(tmp_path: Path) -> None:
         assert clip.n_frames == 9
         clip.load()
         assert clip.info["duration"] == 125
+
+
+def test_a_webp_clips_times_add_up_to_its_length(tmp_path: Path) -> None:
+    frames = np.repeat(FRAMES, 8, axis=0)
+    write_video(frames, tmp_path / "x.webp", texts(), fps=23.976, video_format="webp")
+    shown = []
+    with Image.open(tmp_path / "x.webp") as clip:
+        for number in range(clip.n_frames):
+            clip.seek(number)
+            clip.load()
+            shown.append(clip.info["duration"])
+    assert set(shown) == {41, 42}
+    assert sum(shown) == round(len(frames) * 1000 / 23.976)
+
+
+@pytest.mark.parametrize("kind", ["mp4", "webp", "png"])
+def test_no_frame_waits_for_the_ones_after_it(tmp_path: Path, kind: str) -> None:
+    most = 0
+
+    def stream() -> Any:
+        nonlocal most
+        for frame in FRAMES:
+            most = max(most, sum(isinstance(thing, (Image.Image, av.VideoFrame)) for thing in gc.get_objects()))
+            yield frame
+
+    gc.collect()
+    before = sum(isinstance(thing, (Image.Image, av.VideoFrame)) for thing in gc.get_objects())
+    write_video(stream(), tmp_path / kind, texts(), fps=8, video_format=kind)
+    assert most - before <= 2
+
+
+def test_frames_in_a_folder_have_their_sound_beside_them(tmp_path: Path) -> None:
+    samples = np.array([[0, 0.5, 1.5], [0, -0.5, -1]], np.float32)
+    write_video(FRAMES, tmp_path / "x", texts(), fps=8, video_format="png", sound=(samples, 16_000))
+    with wave.open(str(tmp_path / "x" / "sound.wav")) as file:
+        assert (file.getnchannels(), file.getframerate(), file.getsampwidth()) == (2, 16_000, 2)
+        heard = np.frombuffer(file.readframes(3), "<i2").reshape(3, 2)
+    assert heard.tolist() == [[0, 0], [16384, -16384], [32767, -32767]]
+    assert judge(tmp_path / "x", KEY)[0] == "ours"
+    (tmp_path / "x" / "sound.wav").write_bytes(b"RIFF")
+    assert judge(tmp_path / "x", KEY)[0] == "damaged"
 
 
 def test_a_folder_of_frames_holds_the_very_pixels(tmp_path: Path) -> None:
