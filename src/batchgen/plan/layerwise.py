@@ -17,7 +17,12 @@ def layerwise_defaults(facts: PlanFacts, draft: Draft) -> tuple[Draft, tuple[Dec
     option, mode = draft.streaming_option, facts.overrides.performance_mode
     on = option is None
     text = "Text encoders, image encoders and VAEs stream by default." if on else f"{option} was given, so nothing else streams by default."
-    asked = [name for name in draft.unset(facts) if selectors.streams_by_default(name) and (on or selectors.in_group(name, "vae"))]
+    # `none` asks for less streaming, not for more saving: only the VAE, which base offload never takes, is kept off the device then.
+    only_vae = selectors.items(facts.overrides.layerwise_offload_components) == ("none",)
+    asked = [
+        name for name in draft.unset(facts)
+        if selectors.streams_by_default(name) and (selectors.in_group(name, "vae") or not only_vae)
+    ]  # fmt: skip
     decisions = [Decision.of(DEFAULTS, "plan", "yes" if on else "no", text, {"option": option, "components": len(asked)})]
     enough = mode == "auto" and reaches(facts.available_gb, draft.threshold.gb)
     for name in asked:
@@ -25,7 +30,8 @@ def layerwise_defaults(facts: PlanFacts, draft: Draft) -> tuple[Draft, tuple[Dec
         numbers: dict[str, Number] = {
             "performance_mode": mode, "available_gb": facts.available_gb, "threshold_gb": draft.threshold.gb, "profile_keeps": kept,
         }  # fmt: skip
-        draft, decision = _stream_or_not(facts, draft, name, enough and kept, numbers) if on else _offload_vae(draft, name, enough, numbers)
+        choose = _stream_or_not if on else _offload_or_not
+        draft, decision = choose(facts, draft, name, enough and kept, numbers)
         decisions.append(decision)
     return draft, tuple(decisions)
 
@@ -46,10 +52,10 @@ def _stream_or_not(facts: PlanFacts, draft: Draft, name: str, kept: bool, number
     return draft.place(name, "layerwise-offload", by, why), decision
 
 
-def _offload_vae(draft: Draft, name: str, enough: bool, numbers: dict[str, Number]) -> tuple[Draft, Decision]:
-    """Asking to stream one part must not leave on the device what would have streamed by default."""
-    if enough:
-        text = f"{name} stays: there is enough memory by {draft.threshold.text}."
+def _offload_or_not(facts: PlanFacts, draft: Draft, name: str, kept: bool, numbers: dict[str, Number]) -> tuple[Draft, Decision]:
+    """Asking to stream one part must not leave on the device what would have streamed by default: asking to save more never saves less."""
+    if kept:
+        text = f"{name} stays: profile {facts.profile.name} keeps it, and there is enough memory by {draft.threshold.text}."
         return draft, change(DEFAULTS, name, draft, "unchanged", text, numbers)
     why = f"{draft.streaming_option} switched its streaming off, and it is not to stay on the device instead"
     decision = change(DEFAULTS, name, draft, "component-offload", f"{name} is component-offload: {why}.", numbers)

@@ -191,10 +191,10 @@ class _Machine:
         streams = self.result.answers.get(("layerwise-defaults", "plan")) == "yes"
         auto = n["performance_mode"] == "auto"
         enough = auto and at_least(n["available_gb"], self.limit(n))
-        if not streams:
-            return (n["was"], "") if enough else ("component-offload", "default")
         if enough and n["profile_keeps"]:
             return n["was"], ""
+        if not streams:
+            return "component-offload", "default"
         return "layerwise-offload", self.limit_source() if auto and n["profile_keeps"] else "default"
 
     def ask_layerwise_dit(self, n: Numbers) -> str:
