@@ -22,7 +22,7 @@ from packaging.version import Version
 
 from batchgen.errors import BatchgenError
 from batchgen.inventory.records import DeviceFacts, Platform
-from batchgen.units import GIB, MIB, size_text
+from batchgen.units import GIB, MIB, counted, size_text
 
 Status = Literal["ok", "warning", "failure"]
 
@@ -130,6 +130,31 @@ def device_checks(probe: Callable[[], tuple[Platform, tuple[DeviceFacts, ...]]],
             yield Check(device.torch_name, "ok", text)
 
 
+def driver_check(platform: Platform, ask: Callable[[], tuple[str, int]] | None = None) -> Check | None:
+    """The NVIDIA driver's version and the newest CUDA it runs. None where no GPU of NVIDIA is used.
+
+    `ask` gives the version and CUDA's as NVML counts it (12080 is 12.8).
+    """
+    if platform != "cuda":
+        return None
+    try:
+        version, cuda = (ask or _ask_driver)()
+    except Exception as error:  # noqa: BLE001 NVML's own errors, of which any is the same line here
+        return Check("driver", "warning", f"does not tell its version: {error}", "nvidia-smi should say the same")
+    return Check("driver", "ok", f"NVIDIA {version}, for CUDA up to {cuda // 1000}.{cuda % 1000 // 10}")
+
+
+def _ask_driver() -> tuple[str, int]:
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        version = pynvml.nvmlSystemGetDriverVersion()
+        return version.decode() if isinstance(version, bytes) else str(version), int(pynvml.nvmlSystemGetCudaDriverVersion())
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def torch_device_check(platform: Platform, ask: Callable[[], tuple[bool, str]] | None = None) -> Check | None:
     """Whether torch itself can use the GPU that the driver shows. None on the CPU. Imports torch, in an interpreter of its own."""
     if platform != "cuda":
@@ -146,7 +171,7 @@ def _ask_torch() -> tuple[bool, str]:
     parts = done.stdout.split()
     if done.returncode or len(parts) != 3:
         return False, "torch does not import: " + (done.stderr.strip().splitlines() or ["no message"])[-1]
-    return parts[0] == "1", f"CUDA {parts[1]}, {parts[2]} device(s)" if parts[0] == "1" else f"built for CUDA {parts[1]}, sees no device"
+    return parts[0] == "1", f"CUDA {parts[1]}, {counted(int(parts[2]), 'device')}" if parts[0] == "1" else f"built for CUDA {parts[1]}, sees no device"
 
 
 def disk_check(name: str, folder: Path, free_of: Callable[[Path], int] | None = None) -> Check:

@@ -50,6 +50,9 @@ def _checks(model: str | None, options: ModelOptions, output: Path) -> Iterator[
         return found[0]
 
     yield from doctor.device_checks(probed)
+    driver = doctor.driver_check(found[0][0]) if found else None
+    if driver is not None:
+        yield driver
     on_torch = doctor.torch_device_check(found[0][0]) if found else None
     if on_torch is not None:
         yield on_torch
@@ -87,14 +90,14 @@ def _model_check(model: str, options: ModelOptions, platform: Any) -> doctor.Che
     from dataclasses import replace
 
     from batchgen.inventory.model import resolve
-    from batchgen.units import size_text
+    from batchgen.units import counted, size_text
 
     try:
         facts = resolve(model, replace(options, download=False), platform=platform)
     except BatchgenError as error:
         return doctor.Check("model", "failure", error.message, error.hint or "")
     total = sum(part.bytes_as_loaded or 0 for part in facts.components)
-    count = f"{len(facts.components)} components, {size_text(total)} as loaded"
+    count = f"{counted(len(facts.components), 'component')}, {size_text(total)} as loaded"
     text = f"{facts.source} ({facts.pipeline_class}), {count}, {facts.revision[:12]}"
     return doctor.Check("model", "ok", "; ".join([text, *facts.notes]))
 

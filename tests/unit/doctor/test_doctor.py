@@ -122,3 +122,16 @@ def test_the_gravest_counts():
     assert doctor.worst([ok]) == "ok"
     assert doctor.worst([ok, meh]) == "warning"
     assert doctor.worst([meh, bad, ok]) == "failure"
+
+
+def test_the_driver_is_named_where_there_is_one_and_its_failure_is_a_line():
+    assert doctor.driver_check("cpu", lambda: pytest.fail("asked")) is None
+    told = doctor.driver_check("cuda", lambda: ("570.86.15", 12080))
+    assert told == doctor.Check("driver", "ok", "NVIDIA 570.86.15, for CUDA up to 12.8")
+
+    def broken():
+        raise RuntimeError("Driver/library version mismatch")
+
+    check = doctor.driver_check("cuda", broken)
+    assert check is not None
+    assert (check.status, check.text) == ("warning", "does not tell its version: Driver/library version mismatch")
