@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from batchgen.events import ComponentLoaded, ComponentMoved, Event, JobFailed, LatentsSpooled, MemorySample, OutputDone, StageBatchDone
 from batchgen.jobs import Job
@@ -55,7 +55,7 @@ class Journal(JournalReader):
         self.run_id = 0
 
     @classmethod
-    def open(cls, path: Path, *, mode: JournalMode | None = None) -> Journal:
+    def open(cls, path: Path, *, mode: JournalMode | None = None) -> Self:
         """To write. A damaged file is set aside (`damaged` names it) and an empty journal begun: fill it by `reconcile.recover`.
 
         Raises RefusedError for a newer schema, DiskError.

@@ -171,6 +171,18 @@ class JournalReader:
             yield from rows
             last = tuple(rows[-1][name] for name in ("gone", "idx", "k", "key"))
 
+    def raw_rows(self) -> Iterator[sqlite3.Row]:
+        """Every job as its row stands, page by page, those left out by a limit too: for taking a journal over into another."""
+        last = ""
+        while rows := self._all(f"SELECT * FROM jobs WHERE key > ? ORDER BY key LIMIT {_CHUNK}", (last,)):  # noqa: S608 a constant
+            yield from rows
+            last = rows[-1]["key"]
+
+    def rows_of_run(self, table: str, run: int) -> Iterator[dict[str, Any]]:
+        """What a run left in a table of measurements (`memory`, `work`); nothing where the journal is older than the table."""
+        if self._all("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)):
+            yield from (dict(row) for row in self._stream(f"SELECT * FROM {table} WHERE run = ?", (run,)))  # noqa: S608 our own names
+
     def failures_by_reason(self) -> list[FailureGroup]:
         """Failed and filtered jobs by reason, the commonest first."""
         groups = self._all(

@@ -151,6 +151,19 @@ class RunFolder:
             )
 
 
+    def check_shard(self, shard: str | None) -> None:
+        """Raises RefusedError if this folder was begun with another share of the jobs: both would stand in one journal."""
+        record = self.read_run()
+        if record is None or (began := record.get("shard")) == shard:
+            return
+        said = f"--shard {began}" if began is not None else "no --shard"
+        hint = f"Go on with {said}" if began is not None else "Go on without it"
+        raise RefusedError(
+            f"{self.path} was begun with {said}, not with {f'--shard {shard}' if shard is not None else 'all jobs'}",
+            hint=f"{hint}, or give every shard a folder of its own with -o; `batchgen merge` joins shards.",
+        )
+
+
 def pixel_diff(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
     """One line per setting that differs, `name: old -> new`, sorted by name. Values are compared as JSON would write them."""
     lines = []

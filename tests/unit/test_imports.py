@@ -21,6 +21,7 @@ LEVELS = {
     "batchgen.units": 0,
     "batchgen.builtin": 0,
     "batchgen.jobs": 1,
+    "batchgen.shards": 1,
     "batchgen.events": 1,
     "batchgen.inventory.records": 1,
     "batchgen.outputs.names": 1,  # pure text: a job knows its name before anything is rendered
@@ -33,6 +34,7 @@ LEVELS = {
     "batchgen.journal": 4,
     "batchgen.journalfile": 4,
     "batchgen.journalreader": 4,
+    "batchgen.merging": 4,
     "batchgen.reconcile": 4,
     "batchgen.runfolder": 4,
     "batchgen.runlock": 4,

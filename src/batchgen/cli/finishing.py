@@ -43,9 +43,14 @@ def finish(folder: RunFolder, journal: Journal, plan: Plan, summary: Summary, *,
     ]
     _write(folder.tables / "residency.txt", tables.as_text([*residency, trail_table(plan)]))
     _write(folder.tables / "timings.txt", tables.as_text(timings))
-    atomic_write(folder.tables / "jobs.csv", lambda handle: _discard(write_jobs_csv(lambda: _rows(journal), handle)), overwrite=True)
+    write_jobs_table(folder, journal)
     add_measured(folder, plan, summary)
     print_tables([*residency, *timings, f"{folder.outputs}", _report(folder)], stream)
+
+
+def write_jobs_table(folder: RunFolder, journal: Journal) -> None:
+    """Writes tables/jobs.csv. Raises DiskError."""
+    atomic_write(folder.tables / "jobs.csv", lambda handle: _discard(write_jobs_csv(lambda: _rows(journal), handle)), overwrite=True)
 
 
 def _report(folder: RunFolder) -> str | None:

@@ -27,6 +27,7 @@ COMMANDS = {
     "run": "Render a manifest; run again to resume.",
     "plan": "Decide where the model lives and explain it; renders nothing.",
     "check": "Check a manifest: counts, shapes, faults, names.",
+    "merge": "Join the folders of a run's shards.",
     "status": "Show how far a run is, also while it goes on.",
     "report": "Make a page, a summary or data of a run.",
     "verify": "Compare a run's outputs with its journal.",

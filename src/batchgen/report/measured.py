@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -31,6 +31,14 @@ def read_measured(folder: RunFolder) -> dict[str, Any]:
 def add_measured(folder: RunFolder, plan: Plan, summary: Summary) -> None:
     """Adds one run's sums to the folder's. Raises DiskError."""
     total = added(read_measured(folder), as_record(plan, summary))
+    atomic_write(folder.tables / _NAME, json.dumps(total, ensure_ascii=False, indent=1).encode(), overwrite=True)
+
+
+def add_up(folder: RunFolder, parts: Sequence[RunFolder]) -> None:
+    """Makes a folder's sums those of others together: of the shards that it was merged from. Raises DiskError."""
+    total: dict[str, Any] = {}
+    for part in parts:
+        total = added(total, read_measured(part))
     atomic_write(folder.tables / _NAME, json.dumps(total, ensure_ascii=False, indent=1).encode(), overwrite=True)
 
 

@@ -42,6 +42,7 @@ def collect(folder: RunFolder, *, now: float | None = None) -> dict[str, Any]:
             "counts": counts,
             "skipped_rows": len(journal.skipped()),
             "limit": _limit(folder),
+            "shard": _shard(folder),
             "rate_per_minute": rate,
             "eta_seconds": 60 * left / rate if rate and left and alive else None,
             "last_output_at": journal.last_written(),
@@ -58,6 +59,15 @@ def _limit(folder: RunFolder) -> int | None:
     except RunStoppedError:
         return None
     return value if isinstance(value, int) else None
+
+
+def _shard(folder: RunFolder) -> str | None:
+    """The share of the jobs that this folder holds, as `2/3`; None where it holds all."""
+    try:
+        value = (folder.read_run() or {}).get("shard")
+    except RunStoppedError:
+        return None
+    return value if isinstance(value, str) else None
 
 
 def _state(last: dict[str, Any] | None, *, alive: bool, left: int) -> str:
@@ -99,6 +109,8 @@ def render(status: dict[str, Any]) -> RenderableType:
         parts.append(Text(f"{status['skipped_rows']} rows of the manifest were invalid and skipped"))
     if status["limit"] is not None:
         parts.append(Text(f"--limit {status['limit']}: later rows of the manifest are not counted; run without it to render them"))
+    if status["shard"] is not None:
+        parts.append(Text(f"shard {status['shard']} of the manifest's jobs; `batchgen merge` joins all shards"))
     if status["workers"]:
         parts.append(_workers_table(status["workers"]))
     return Group(*parts)

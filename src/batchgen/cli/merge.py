@@ -1,0 +1,71 @@
+"""`batchgen merge DIR... -o DIR`: the shards of one run as one run folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from batchgen.cli.finishing import write_jobs_table
+from batchgen.errors import EXIT_DONE, EXIT_SOME_FAILED, DiskError
+from batchgen.journal import Journal
+from batchgen.merging import Part, check_target, merge, read_parts
+from batchgen.outputs.files import atomic_write
+from batchgen.report.html import write_report
+from batchgen.report.measured import add_up
+from batchgen.report.safe import printable
+from batchgen.runfolder import RunFolder
+
+
+@click.command(epilog="Exit codes: 0 joined, all jobs done; 2 refused; 3 joined, some jobs failed or are left.")
+@click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path), help="The whole run's folder.")
+@click.option("--copy", is_flag=True, help="Copy outputs instead of linking them.")
+@click.option("--partial", is_flag=True, help="Join what there is though shards are missing; merge again when they are there.")
+def command(folders: tuple[Path, ...], output: Path, copy: bool, partial: bool) -> int:
+    """Join the folders of runs with --shard 1/N ... N/N into one run folder: journal, outputs, tables, report.
+
+    \b
+    batchgen merge out/1 out/2 out/3 -o out/all
+
+    Outputs are hard links where the file system has them. Merging again takes over what shards have done since; a merge that was
+    killed is finished by the same command. The new folder can be run like any other, without --shard: that renders what is left.
+    """
+    parts = read_parts(folders, partial=partial)
+    target = RunFolder(output.absolute())
+    check_target(target, parts)
+    with target.lock():
+        found = merge(target, parts, copy=copy, say=lambda line: click.echo(printable(line), err=True))
+        with Journal.read(target.journal) as journal:
+            write_jobs_table(target, journal)
+            counts = journal.counts()
+        _join_tables(target, parts)
+        add_up(target, [part.folder for part in parts])
+        report = write_report(target)
+    for line in found.lines:
+        click.echo(printable(line), err=True)
+    said = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    sys.stdout.write(f"{target.path}: {said or 'no jobs'}\n{report}\n")
+    return EXIT_SOME_FAILED if any(counts[state] for state in ("pending", "failed", "filtered")) else EXIT_DONE
+
+
+def _join_tables(target: RunFolder, parts: Sequence[Part]) -> None:
+    """The shards' printed tables one after the other; what all of them say alike is said once."""
+    for name in ("residency.txt", "timings.txt"):
+        texts = [(part, text) for part in parts if (text := _text(part.folder.tables / name)) is not None]
+        if not texts:
+            continue
+        alike = len({text for _, text in texts}) == 1
+        joined = texts[0][1] if alike else "\n".join(f"shard {part.shard} ({part.folder.path.name})\n\n{text}" for part, text in texts)
+        atomic_write(target.tables / name, joined.encode("utf-8"), overwrite=True)
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text("utf-8")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DiskError(f"{path} cannot be read: {error.strerror or error}") from error

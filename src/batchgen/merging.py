@@ -1,0 +1,322 @@
+"""Joins the folders of a run's shards into one whole run folder: journal, outputs, what their runs measured.
+
+Order of truth as in a run: an output stands under its name before the journal's row says so. So a merge may be killed and
+begun again, and may be repeated when a shard has gone on meanwhile. Shards are only read.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from batchgen.errors import RefusedError
+from batchgen.jobs import Job
+from batchgen.journal import Journal
+from batchgen.outputs.files import atomic_write, disk_errors, make_folders, measure, place, size_of, sync_folder, temp_path
+from batchgen.outputs.names import name_key, unique
+from batchgen.runfolder import RunFolder, pixel_diff
+from batchgen.runlock import is_alive, read_holder
+from batchgen.shards import Shard
+
+_CHUNK = 500
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES)
+# Tables whose rows belong to one of a folder's runs, and the column that says which.
+_OF_RUNS = ("memory", "work")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One shard's folder, looked at."""
+
+    folder: RunFolder
+    record: Mapping[str, Any]  # its run.json
+    shard: Shard
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """All that must be the same in every shard of one run."""
+        manifest = self.record.get("manifest") or {}
+        settings = self.record.get("settings") or {}
+        said = {name: (settings.get(name) or {}).get("value") for name in ("limit", "name")}
+        pixels = self.record.get("pixel_settings") or {}
+        return {**pixels, **said, "manifest": manifest.get("sha256") or manifest.get("path"), "shards": self.shard.count}
+
+
+@dataclass(slots=True)
+class Merged:
+    """What a merge found. Paths are below outputs/."""
+
+    linked: int = 0
+    copied: int = 0
+    kept: int = 0  # were there from an earlier merge
+    renamed: list[tuple[str, str]] = field(default_factory=list)
+    redone: list[str] = field(default_factory=list)  # done in the shard, their file missing or changed: to be rendered again
+
+    @property
+    def lines(self) -> list[str]:
+        said = [f"{self.linked} outputs linked, {self.copied} copied, {self.kept} already there"]
+        if self.renamed:
+            old, new = self.renamed[0]
+            said.append(f"{len(self.renamed)} outputs renamed, as another shard has their name: {old} -> {new}")
+        if self.redone:
+            said.append(f"{len(self.redone)} outputs missing or changed in their shard, to be rendered again: {', '.join(self.redone[:3])}")
+        return said
+
+
+def read_parts(paths: Sequence[Path], *, partial: bool = False) -> list[Part]:
+    """The shards, by number. Raises RefusedError for folders that are none, differ, are at work, come twice or are not all there."""
+    parts = sorted((_part(path) for path in paths), key=lambda part: part.shard.number)
+    first = parts[0]
+    for part in parts[1:]:
+        if differences := pixel_diff(first.identity, part.identity):
+            raise RefusedError(
+                f"{part.folder.path} is not of the same run as {first.folder.path}:\n" + "\n".join(f"  {line}" for line in differences),
+                hint="Name the shards of one run: the same manifest, model and settings.",
+            )
+    numbers = [part.shard.number for part in parts]
+    twice = sorted({number for number in numbers if numbers.count(number) > 1})
+    if twice:
+        raise RefusedError(f"shard {twice[0]}/{first.shard.count} is named twice", hint="Name each shard's folder once.")
+    missing = [str(number) for number in range(1, first.shard.count + 1) if number not in numbers]
+    if missing and not partial:
+        raise RefusedError(
+            f"of {first.shard.count} shards {', '.join(missing[:10])} {'is' if len(missing) == 1 else 'are'} missing",
+            hint="Name their folders too, or merge what there is with --partial and the rest later.",
+        )
+    return parts
+
+
+def _part(path: Path) -> Part:
+    folder = RunFolder.open(path)
+    record = folder.read_run()
+    if record is None or not isinstance(record.get("shard"), str):
+        raise RefusedError(f"{path} is no shard: it was not begun with --shard", hint="Only shards of one run can be joined.")
+    holder = read_holder(folder.lock_path)
+    if holder is not None and is_alive(folder.lock_path, holder):
+        raise RefusedError(f"{path} is at work: {holder.text}", hint="Wait until the run has ended or stop it; it resumes.")
+    if record.get("remote"):
+        raise RefusedError(f"the outputs of {path} are at {record['remote']}", hint="Copy them to its outputs/ folder and merge that.")
+    return Part(folder, record, Shard.parse(record["shard"]))
+
+
+def check_target(target: RunFolder, parts: Sequence[Part]) -> None:
+    """Raises RefusedError unless the folder is empty, or a merge of this very run, begun before."""
+    record = target.read_run()
+    if any(part.folder.path == target.path for part in parts):
+        raise RefusedError(f"{target.path} is one of the shards", hint="Name a new folder with -o.")
+    if record is None:
+        taken = not target.path.is_dir() or any(not entry.name.startswith(("run.lock", ".")) for entry in target.path.iterdir())
+        if target.path.exists() and taken:
+            raise RefusedError(f"{target.path} is not empty and holds no merge", hint="Name an empty or a new folder with -o.")
+        return
+    begun = record.get("merged")
+    if not isinstance(begun, dict):
+        raise RefusedError(f"{target.path} holds a run of its own", hint="Name an empty or a new folder with -o.")
+    if differences := pixel_diff(begun.get("identity") or {}, parts[0].identity):
+        raise RefusedError(
+            f"{target.path} holds a merge of another run:\n" + "\n".join(f"  {line}" for line in differences),
+            hint="Name an empty or a new folder with -o.",
+        )
+
+
+def merge(target: RunFolder, parts: Sequence[Part], *, copy: bool = False, say: Callable[[str], None] = print) -> Merged:
+    """Carries the merge out, with the target's lock held. Raises RefusedError where a foreign file stands in the way, DiskError."""
+    found = Merged()
+    target.prepare()
+    _write_record(target, parts)
+    with _MergeJournal.open(target.journal) as journal:
+        assert isinstance(journal, _MergeJournal)
+        journal.begin_merge()
+        for part in parts:
+            say(f"shard {part.shard}: {part.folder.path}")
+            with Journal.read(part.folder.journal) as source:
+                for rows in _row_chunks(source):
+                    journal.absorb(rows, part.folder, target, found, copy=copy)
+        journal.absorb_runs(parts)
+    return found
+
+
+def _write_record(target: RunFolder, parts: Sequence[Part]) -> None:
+    """run.json of a whole run: the shards' own, without what made each of them a shard."""
+    first = parts[0]
+    record = dict(first.record)
+    manifest = dict(record.get("manifest") or {})
+    kept = manifest.get("path")
+    if kept and Path(kept).parent == first.folder.path and Path(kept).is_file():  # came on standard input
+        copy = target.path / Path(kept).name
+        atomic_write(copy, Path(kept).read_bytes(), overwrite=True)
+        manifest["path"] = str(copy)
+    settings = {name: value for name, value in (record.get("settings") or {}).items() if name not in ("shard", "output")}
+    folders = [str(part.folder.path) for part in parts]
+    merged = {"shards": [str(part.shard) for part in parts], "folders": folders, "identity": first.identity}
+    target.write_run({**record, "manifest": manifest, "settings": settings, "shard": None, "merged": merged})
+
+
+def _row_chunks(source: Journal) -> Iterator[list[sqlite3.Row]]:
+    chunk: list[sqlite3.Row] = []
+    for row in source.raw_rows():
+        chunk.append(row)
+        if len(chunk) == _CHUNK:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+class _MergeJournal(Journal):
+    """The target's journal, which takes rows over as they are."""
+
+    def begin_merge(self) -> None:
+        """The next run looks at the manifest, whatever an earlier one had marked."""
+        with self._writing() as db:
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('mark', '')")
+
+    def absorb(self, rows: Sequence[sqlite3.Row], source: RunFolder, target: RunFolder, found: Merged, *, copy: bool) -> None:
+        """Some of a shard's jobs, in one transaction, after their outputs stand in the target."""
+        folders: set[Path] = set()
+        columns = [name for name in self._columns("jobs") if name in rows[0].keys()]  # noqa: SIM118 rows of SQLite are no mappings
+        marks = ",".join("?" * len(columns))
+        with disk_errors(target.outputs), self._writing() as db:
+            there = {row["key"]: row["state"] for row in self._known_states([row["key"] for row in rows])}
+            for row in rows:
+                if there.get(row["key"]) == "done":
+                    found.kept += 1
+                    continue
+                values = self._taken_over(dict(row), source, target, found, folders, copy=copy)
+                sql = f"INSERT OR REPLACE INTO jobs ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608 our own names
+                db.execute(sql, [values[name] for name in columns])
+            for folder in folders:
+                sync_folder(folder)
+
+    def _columns(self, table: str) -> list[str]:
+        return [row["name"] for row in self._all(f"PRAGMA table_info({table})")]
+
+    def _known_states(self, keys: Sequence[str]) -> list[sqlite3.Row]:
+        marks = ",".join("?" * len(keys))
+        return self._all(f"SELECT key, state FROM jobs WHERE key IN ({marks})", keys)  # noqa: S608 only question marks
+
+    def _taken_over(
+        self, row: dict[str, Any], source: RunFolder, target: RunFolder, found: Merged, folders: set[Path], *, copy: bool
+    ) -> dict[str, Any]:
+        output = str(row["output"])
+        name = unique(output, lambda candidate: self._others(candidate, row["key"]))
+        if name != output:
+            found.renamed.append((output, name))
+            row |= {"output": name, "name_key": name_key(name), "job": replace(Job.from_json(row["job"]), output=name).as_json()}
+        row["spool"] = None
+        if row["state"] == "running":
+            row["state"] = "pending"
+        if row["state"] == "done" and not _bring(source.outputs / output, target.outputs / name, row, found, folders, copy=copy):
+            found.redone.append(name)
+            row |= {"state": "pending", "attempts": 0, "size_bytes": None, "sha256": None, "written_at": None}
+        return row
+
+    def _others(self, candidate: str, key: str) -> bool:
+        return bool(self._all("SELECT 1 FROM jobs WHERE name_key = ? AND key != ? LIMIT 1", (name_key(candidate), key)))
+
+    def absorb_runs(self, parts: Sequence[Part]) -> None:
+        """The shards' runs with what was measured in them, oldest first, and the rows of the manifest that became no job.
+
+        Those of an earlier merge go first, so that merging again doubles nothing; the target's own runs stay.
+        """
+        runs: list[tuple[dict[str, Any], Part]] = []
+        skipped: dict[tuple[object, ...], None] = {}
+        for part in parts:
+            with Journal.read(part.folder.journal) as source:
+                runs += [(run, part) for run in source.runs()]
+                skipped.update(dict.fromkeys(source.skipped()))
+        with self._writing() as db:
+            known = db.execute("SELECT value FROM meta WHERE name = 'merged runs'").fetchone()
+            for old in json.loads(known[0]) if known else []:
+                db.execute("DELETE FROM runs WHERE id = ?", (old,))
+                for table in _OF_RUNS:
+                    db.execute(f"DELETE FROM {table} WHERE run = ?", (old,))  # noqa: S608 our own names
+            given = [self._absorb_run(db, run, part) for run, part in sorted(runs, key=lambda item: float(item[0]["started"]))]
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('merged runs', ?)", (json.dumps(given),))
+            db.execute("DELETE FROM skipped")
+            db.executemany("INSERT INTO skipped VALUES (?, ?, ?)", list(skipped))
+
+    def _absorb_run(self, db: sqlite3.Connection, run: dict[str, Any], part: Part) -> int:
+        old = run.pop("id")
+        names = [name for name in self._columns("runs") if name in run]
+        marks = ",".join("?" * len(names))
+        made = db.execute(f"INSERT INTO runs ({', '.join(names)}) VALUES ({marks})", [run[name] for name in names])  # noqa: S608 our own names
+        new = int(made.lastrowid or 0)
+        with Journal.read(part.folder.journal) as source:
+            for table in _OF_RUNS:
+                columns = self._columns(table)
+                rows = source.rows_of_run(table, old)
+                marks = ",".join("?" * len(columns))
+                db.executemany(
+                    f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})",  # noqa: S608 our own names
+                    ([new if name == "run" else row.get(name) for name in columns] for row in rows),
+                )
+        return new
+
+
+def _bring(origin: Path, goal: Path, row: Mapping[str, Any], found: Merged, folders: set[Path], *, copy: bool) -> bool:
+    """The output under its name in the target: linked, or copied where links are impossible or not wanted. False if it is not whole."""
+    if size_of(origin) != row["size_bytes"]:
+        return False
+    if os.path.lexists(goal):
+        if not _same(origin, goal, row):
+            raise RefusedError(f"{goal} stands where an output of a shard would go", hint="Move it away, or name a new folder with -o.")
+        found.kept += 1
+        return True
+    make_folders(goal.parent)
+    folders.add(goal.parent)
+    if origin.is_dir():
+        copied = _bring_folder(origin, goal, copy=copy)
+    else:
+        copied = _bring_file(origin, goal, copy=copy)
+        if copied and measure(goal)[1] != row["sha256"]:
+            goal.unlink()
+            return False
+    found.copied += copied
+    found.linked += not copied
+    return True
+
+
+def _same(origin: Path, goal: Path, row: Mapping[str, Any]) -> bool:
+    """What an earlier merge brought before it was killed: the same file, or an equal copy."""
+    if origin.is_file() and goal.is_file() and os.path.samefile(origin, goal):
+        return True
+    return size_of(goal) == row["size_bytes"] and measure(goal)[1] == str(row["sha256"])
+
+
+def _bring_folder(origin: Path, goal: Path, *, copy: bool) -> bool:
+    """A clip kept as frames: appears whole under its name."""
+    temp = temp_path(goal.parent)
+    temp.mkdir()
+    try:
+        copied = [_bring_file(frame, temp / frame.name, copy=copy) for frame in sorted(origin.iterdir())]
+        sync_folder(temp)
+        place(temp, goal)
+    finally:
+        shutil.rmtree(temp, ignore_errors=True)
+    return any(copied)
+
+
+def _bring_file(origin: Path, goal: Path, *, copy: bool) -> bool:
+    """True if it was copied, False if linked."""
+    if not copy:
+        try:
+            os.link(origin, goal)
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+
+    def content(handle: BinaryIO) -> None:
+        with origin.open("rb") as source:
+            shutil.copyfileobj(source, handle, 1 << 20)
+
+    atomic_write(goal, content)
+    return True
