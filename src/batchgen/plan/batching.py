@@ -6,12 +6,12 @@ the rehearsed batch sizes; where it is extended, by its steepest slope, so that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from batchgen.plan.records import Mode, Rehearsed, RehearsedComponent, StageProfile
 from batchgen.plan.selectors import base_name, is_dit
-from batchgen.plan.traffic import kept_blocks, streamed_bytes
+from batchgen.plan.traffic import kept_blocks, streamed_bytes, turns
 from batchgen.units import MIB
 
 # What a device needs besides tensors: its context and the libraries' workspaces, and what the allocator cannot use between blocks.
@@ -71,6 +71,7 @@ class StageModel:
     calls: Mapping[str, int]  # component -> forwards a batch, the same at every batch size
     per_row: bool = False  # only ever run one row at a time
     tiled: bool = False
+    order: tuple[str, ...] = ()  # components as one batch calls them
 
     @property
     def largest(self) -> int:
@@ -99,7 +100,7 @@ def stage_models(profiles: Sequence[StageProfile]) -> tuple[StageModel, ...]:
         several = len({profile.batch for profile in profiles if profile.shape == shape}) > 1
         found.append(StageModel(
             name, shape, rows[0].components, curve("activation_bytes"), curve("output_bytes"), curve("flops"), dict(rows[0].calls),
-            per_row=several and len(rows) == 1 and rows[0].batch == 1, tiled=tiled,
+            per_row=several and len(rows) == 1 and rows[0].batch == 1, tiled=tiled, order=rows[0].order or rows[0].components,
         ))
     return tuple(found)
 
@@ -172,16 +173,25 @@ class Layout:
         )  # fmt: skip
 
     def moved_per_opening(self, stage: StageModel, batches: int = 1) -> int:
-        """Bytes copied while the stage is open once: components that are offloaded as a whole.
+        """Bytes copied while the stage is open once and runs so many batches: components that are offloaded as a whole.
 
-        In a whole pipeline run as one stage only one of them is in at a time, so each batch brings all of them in again.
+        Experts of one kind, and all components of a whole pipeline run as one stage, are never in together: they take turns.
         """
-        sizes = [self.entering_bytes(name) for name in stage.components if self.mode(name) == "component-offload"]
-        return sum(sizes) * (batches if stage.name == "pipeline" and len(sizes) > 1 else 1)
+        offloaded = [name for name in stage.components if self.mode(name) == "component-offload"]
+        total = 0
+        for name in offloaded:
+            rivals = [other for other in offloaded if other != name and (stage.name == "pipeline" or _same_experts(name, other))]
+            times = turns(stage.order, name, rivals, batches) if rivals else 1
+            total += self.entering_bytes(name) * times
+        return total
 
-    def moved_once(self) -> int:
-        """What stays in, copied once."""
-        return sum(self.held_bytes(part.name) for part in self.rehearsed.components)
+    def moved_once(self, names: Iterable[str]) -> int:
+        """What stays in of these components, copied once."""
+        return sum(self.held_bytes(name) for name in set(names))
+
+
+def _same_experts(one: str, other: str) -> bool:
+    return is_dit(one) and base_name(one) == base_name(other)
 
 
 def largest_batch(layout: Layout, stage: StageModel, budget: int, reserve: int, *, limit: int | None = None) -> int:

@@ -6,25 +6,19 @@ every component that nobody placed may go anywhere; in the other modes the plan 
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from batchgen.errors import PlanRefusedError
 from batchgen.inventory.records import DeviceRates
-from batchgen.plan.batching import CONTEXT_BYTES, Layout, StageModel, largest_batch, stage_models
+from batchgen.plan.batching import CONTEXT_BYTES, Layout, StageModel, stage_models
 from batchgen.plan.records import Mode, Placement, Plan, PlanFacts, Predicted, Rehearsed, StagePlan, Workload
-from batchgen.plan.timing import Speeds, balancing_batch
+from batchgen.plan.search import ORDER, Candidate, Night, batch_count, candidate, forced, least_moved, streams, windows_of
+from batchgen.plan.timing import Speeds
 from batchgen.plan.trail import Decision
 from batchgen.units import duration_text, size_text
 
-DEFAULT_WINDOW = 64
-LARGEST_WINDOW = 512
-LARGEST_STREAMED = 32  # rows of a batch that is there to cover a stream
-MOVE_SHARE = 0.02  # of a window's time that moving weights may take
-FIRST_PICTURES_SECONDS = 600.0  # pictures of a window come within this where the moves allow it
 WORKER_HOST_BYTES = 3 * 2**30  # a worker process with the libraries loaded
-_ORDER: tuple[Mode, ...] = ("resident", "component-offload", "layerwise-offload")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,32 +29,6 @@ class FitOptions:
     host_available_bytes: int | None = None
     rates: DeviceRates | None = None
     learned: tuple[tuple[str, float], ...] = ()  # stage -> efficiency shown by runs on this machine
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """Placements with the batches that fit them, and what they move."""
-
-    layout: Layout
-    batches: Mapping[tuple[str, str], int]  # (shape, stage) -> rows
-    window: int
-    moved: int
-    tiled: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Night:
-    """All that a candidate is judged by."""
-
-    stages: tuple[StageModel, ...]
-    workload: Workload
-    budget: int
-    reserve: int
-    fixed_batch: int | None
-    speeds: Speeds | None
-
-    def jobs(self, stage: StageModel) -> int:
-        return dict(self.workload.shapes).get(stage.shape, 0)
 
 
 def fit_plan(plan: Plan, facts: PlanFacts, rehearsed: Rehearsed, workload: Workload, options: FitOptions) -> Plan:
@@ -86,7 +54,7 @@ def fit_plan(plan: Plan, facts: PlanFacts, rehearsed: Rehearsed, workload: Workl
         if not facts.overrides.force:
             raise refusal
         decisions.append(Decision.of("fit", "plan", "forced", f"{refusal.message} It is run all the same, as --force asks."))
-        found = _forced(given, night)
+        found = forced(given, night)
     placements, changes = _placements(plan, found, given, night)
     decisions += changes
     return _finished(plan, placements, found, night, decisions, options)
@@ -123,159 +91,22 @@ def _tiled(stages: Sequence[StageModel]) -> tuple[StageModel, ...]:
 def _search(plan: Plan, facts: PlanFacts, given: Layout, night: Night, decisions: list[Decision]) -> Candidate | None:
     """The candidate that moves least. Outside auto mode, and without automatic steps, only the given placements are tried."""
     if facts.overrides.performance_mode != "auto" or facts.platform != "cuda":
-        return _candidate(given, night)
+        return candidate(given, night)
     if plan.fsdp:
         return _search_sharded(plan, facts, given, night, decisions)
-    return _least_moved(plan, given, night, _ORDER)
+    return least_moved(plan, given, night, ORDER)
 
 
 def _search_sharded(plan: Plan, facts: PlanFacts, given: Layout, night: Night, decisions: list[Decision]) -> Candidate | None:
     """Jobs share nothing: a replica on every device beats sharding where one fits without streaming."""
     if facts.overrides.fsdp is None:
         unsharded = replace(given, modes={name: "resident" if mode == "fsdp" else mode for name, mode in given.modes.items()}, shards=1)
-        alone = _least_moved(plan, unsharded, night, ("resident", "component-offload"))
+        alone = least_moved(plan, unsharded, night, ("resident", "component-offload"))
         if alone is not None:
             text = f"A replica fits on each of {len(facts.devices)} devices without streaming, so nothing is sharded."
             decisions.append(Decision.of("fit", "fsdp", "no", text, {"devices": len(facts.devices), "moved_bytes": alone.moved}))
             return alone
-    return _candidate(given, night) or _least_moved(plan, given, night, _ORDER)
-
-
-def _least_moved(plan: Plan, given: Layout, night: Night, modes: tuple[Mode, ...]) -> Candidate | None:
-    """All combinations of what is free; the fewest bytes win, then what is held on the device, then the rules' own placements."""
-    names = [spot.component for spot in plan.placements]
-    free = {spot.component for spot in plan.placements if spot.by != "user" and given.modes[spot.component] != "fsdp"}
-    choices = [
-        [mode for mode in modes if mode != "layerwise-offload" or given.part(name).block_bytes] if name in free else [given.modes[name]]
-        for name in names
-    ]
-    best: tuple[tuple[int, int, int], Candidate] | None = None
-    for combination in itertools.product(*choices):
-        layout = replace(given, modes=dict(zip(names, combination, strict=True)))
-        candidate = _candidate(layout, night)
-        if candidate is None:
-            continue
-        same = sum(layout.modes[name] == plan.modes[name] for name in names)
-        rank = (candidate.moved, sum(_ORDER.index(mode) for mode in combination if mode in _ORDER), -same)
-        if best is None or rank < best[0]:
-            best = rank, candidate
-    return best[1] if best is not None else None
-
-
-def _candidate(layout: Layout, night: Night) -> Candidate | None:
-    """Batches for every stage under these placements; None where one row of some stage does not fit."""
-    wanted = {(stage.shape, stage.name): _wanted_batch(layout, stage, night) for stage in night.stages}
-    batches: dict[tuple[str, str], int] = {}
-    lead = _lead(layout)
-    led = [stage for stage in night.stages if lead is not None and lead in stage.components]
-    for stage in led:
-        batches[stage.shape, stage.name] = largest_batch(
-            layout, stage, night.budget, night.reserve, limit=wanted[stage.shape, stage.name])
-    room = 0
-    if lead is not None and all(batches[stage.shape, stage.name] == wanted[stage.shape, stage.name] for stage in led):
-        room = _room_for_blocks(layout, night, led, batches, lead)
-    for stage in night.stages:
-        if stage not in led:
-            batches[stage.shape, stage.name] = largest_batch(
-                layout, stage, night.budget - room, night.reserve, limit=wanted[stage.shape, stage.name])
-    if any(batches[key] < (wanted[key] if night.fixed_batch is not None else 1) for key in batches):
-        return None
-    layout = replace(layout, keep=_kept(layout, room, led))
-    window = _window(layout, night)
-    return Candidate(layout, batches, window, _moved(layout, night, batches, window), False)
-
-
-def _lead(layout: Layout) -> str | None:
-    """The streamed component with most to stream: what its stages leave over may hold some of its blocks for good."""
-    streamed = [part for part in layout.rehearsed.components if layout.mode(part.name) == "layerwise-offload"]
-    return max(streamed, key=lambda part: sum(part.block_bytes)).name if streamed else None
-
-
-def _room_for_blocks(
-    layout: Layout, night: Night, led: Sequence[StageModel], batches: Mapping[tuple[str, str], int], lead: str,
-) -> int:
-    """Bytes that blocks of the lead may take for good: after the batches of its own stages, and so that every other stage still has
-    room for its components whole and one row. That holds whether those are whole now or stream, so that making something
-    else leaner never makes room here, and more memory never means more moves."""
-    whole: dict[str, Mode] = {
-        name: "component-offload" if mode == "layerwise-offload" and name != lead else mode for name, mode in layout.modes.items()
-    }
-    others = replace(layout, modes=whole)
-    rows = {(stage.shape, stage.name): 1 if stage.per_row else night.fixed_batch or 1 for stage in night.stages}
-    rows.update({(stage.shape, stage.name): batches[stage.shape, stage.name] for stage in led})
-    peaks = [(layout if stage in led else others).peak(stage, rows[stage.shape, stage.name], night.reserve) for stage in night.stages]
-    return max(0, night.budget - max(peaks))
-
-
-def _streams(layout: Layout, stage: StageModel) -> bool:
-    return any(layout.mode(name) == "layerwise-offload" for name in stage.components)
-
-
-def _wanted_batch(layout: Layout, stage: StageModel, night: Night) -> int:
-    if night.fixed_batch is not None:
-        return 1 if stage.per_row else night.fixed_batch
-    if night.speeds is None or not _streams(layout, stage):
-        return stage.enough
-    # twice the rows whose compute covers the copies: kernels may be faster than they are taken to be
-    return max(stage.enough, min(LARGEST_STREAMED, 2 * balancing_batch(night.speeds, layout, stage, LARGEST_STREAMED)))
-
-
-def _kept(layout: Layout, room: int, led: Sequence[StageModel]) -> dict[str, int]:
-    """Device memory that leading blocks of streamed components may take for good, the largest component first."""
-    members = {name for stage in led for name in stage.components if layout.mode(name) == "layerwise-offload"}
-    streamed = [part for part in layout.rehearsed.components if part.name in members]
-    keep: dict[str, int] = {}
-    for part in sorted(streamed, key=lambda part: -sum(part.block_bytes)):
-        if room > 0:
-            keep[part.name] = min(room, sum(part.block_bytes))
-            room -= keep[part.name]
-    return keep
-
-
-def _moved(layout: Layout, night: Night, batches: Mapping[tuple[str, str], int], window: int) -> int:
-    total = layout.moved_once()
-    for stage in night.stages:
-        denoise = batches.get((stage.shape, "denoise"), batches[stage.shape, stage.name])
-        rows = _window_rows(night.jobs(stage), denoise, window)
-        for count in rows:
-            turns = -(-count // batches[stage.shape, stage.name])
-            total += layout.moved_per_opening(stage, turns) + layout.streamed(stage, turns)
-    return total
-
-
-def _window_rows(jobs: int, first: int, window: int) -> list[int]:
-    """Jobs of each window: the first is one denoise batch, so that the first pictures come soon."""
-    rows, left, size = [], jobs, max(1, min(first, window))
-    while left > 0:
-        rows.append(min(left, size))
-        left -= rows[-1]
-        size = window
-    return rows
-
-
-def _window(layout: Layout, night: Night) -> int:
-    """Jobs a window: enough that moving weights costs little, few enough that pictures come soon.
-
-    It does not follow the memory that is there, so that more memory never means more moves.
-    """
-    moved = max((layout.moved_per_opening(stage) for stage in night.stages), default=0)
-    per_window = sum(layout.moved_per_opening(stage) for stage in night.stages) if moved else 0
-    if night.speeds is None:
-        return DEFAULT_WINDOW
-    shape = night.workload.shapes[0][0]
-    per_job = sum(
-        night.speeds.compute_seconds(stage, stage.enough) / stage.enough for stage in night.stages if stage.shape == shape
-    )  # fmt: skip
-    soon = int(FIRST_PICTURES_SECONDS / max(per_job, 1e-6))
-    covered = int(night.speeds.copy_seconds(per_window) / (MOVE_SHARE * max(per_job, 1e-6))) + 1 if per_window else 1
-    whole = max(_wanted_batch(layout, stage, night) for stage in night.stages if stage.name in ("denoise", "pipeline"))
-    return min(LARGEST_WINDOW, max(whole, covered, min(soon, DEFAULT_WINDOW)))
-
-
-def _forced(layout: Layout, night: Night) -> Candidate:
-    batches = {(stage.shape, stage.name): night.fixed_batch or 1 for stage in night.stages}
-    window = _window(layout, night)
-    return Candidate(layout, batches, window, _moved(layout, night, batches, window), False)
+    return candidate(given, night) or least_moved(plan, given, night, ORDER)
 
 
 # -- what is said -------------------------------------------------------------------------------------------------------
@@ -368,7 +199,8 @@ def _finished(
     replicas = 1 if shards else len(plan.devices)
     decisions.append(_totals_decision(seconds, found, night, replicas))
     return replace(
-        plan, placements=placements, fsdp=shards, replicas=replicas, group_size=len(plan.devices) if shards else 1, stages=stage_plans, window=found.window,
+        plan, placements=placements, fsdp=shards, replicas=replicas, group_size=layout.shards if shards else 1,
+        stages=stage_plans, window=found.window,
         keep_bytes=tuple((layout.keep or {}).items()), vae_tiling=found.tiled, trail=plan.trail.add(decisions),
         predicted=Predicted(
             max(row.peak_bytes for row in stage_plans), host, None if seconds is None else seconds / replicas, found.moved),
@@ -380,12 +212,12 @@ def _stage_plan(stage: StageModel, found: Candidate, night: Night) -> StagePlan:
     per_batch = layout.streamed(stage, 1)
     seconds = None
     if night.speeds is not None:
-        first = found.batches.get((stage.shape, "denoise"), batch)
-        windows = _window_rows(night.jobs(stage), first, found.window)
-        seconds = sum(
-            -(-rows // batch) * night.speeds.batch_seconds(layout, stage, batch)
-            + night.speeds.copy_seconds(layout.moved_per_opening(stage, -(-rows // batch))) for rows in windows
-        )  # fmt: skip
+        seconds = 0.0
+        for rows, times in windows_of(night, found.batches, found.window):
+            count = batch_count(stage, rows, night, found.batches)
+            # the moves of a window are shared by the shapes in it
+            opening = layout.moved_per_opening(stage, max(1, int(count))) * night.jobs(stage) / max(1, night.workload.jobs)
+            seconds += times * (count * night.speeds.batch_seconds(layout, stage, batch) + night.speeds.copy_seconds(int(opening)))
     return StagePlan(
         stage.name, stage.shape, stage.components, batch, layout.stage_weights(stage), stage.activations.at(batch),
         layout.peak(stage, batch, night.reserve), stage.flops.at(batch), per_batch + layout.moved_per_opening(stage),
@@ -401,7 +233,7 @@ def _stage_decision(stage: StageModel, row: StagePlan, found: Candidate, night: 
         limit = "it takes one at a time"
     elif more > night.budget:
         limit = f"{row.batch + 1} would need {size_text(more)}"
-    elif _streams(found.layout, stage):
+    elif streams(found.layout, stage):
         limit = "its compute covers the stream"
     else:
         limit = "more gains nothing" if row.batch >= stage.enough else "the rest is for blocks that stay in"

@@ -7,6 +7,7 @@ from typing import cast
 
 from batchgen.errors import UsageError
 from batchgen.plan import selectors
+from batchgen.plan.branches import cfg_parallel
 from batchgen.plan.draft import Draft, Rule
 from batchgen.plan.explicit import explicit_placements
 from batchgen.plan.keep_resident import find_threshold, keep_all_twice_over, keep_by_threshold, threshold
@@ -26,7 +27,7 @@ _BY_MODE: dict[str, tuple[Rule, ...]] = {
     "auto": (base_offload, layerwise_defaults, layerwise_dit, automatic_sharding, keep_by_threshold, keep_all_twice_over),
 }
 _WITHOUT_AUTOMATIC_STEPS: tuple[Rule, ...] = (unset_resident,)
-_LAST: tuple[Rule, ...] = (replicas,)
+_LAST: tuple[Rule, ...] = (replicas, cfg_parallel)
 
 
 def rules(facts: PlanFacts) -> tuple[Rule, ...]:

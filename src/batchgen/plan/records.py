@@ -50,6 +50,7 @@ class PlanFacts:
     platform: Platform
     devices: tuple[DeviceFacts, ...]
     overrides: Overrides
+    largest_group: int | None = None  # devices of one machine; None: all are on one
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -89,13 +90,14 @@ class StageProfile:
     stage: str  # "text_encoder", "denoise", "decode", ... or "pipeline" for a model without blocks
     shape: str  # ShapeKey.text
     batch: int
-    components: tuple[str, ...]  # that carry weights and are called in this stage
+    components: tuple[str, ...]  # that carry weights and are brought in for this stage, called or not
     weights_bytes: int
     activation_bytes: int  # peak of everything made during the stage, weights left out
     output_bytes: int  # carried to later stages
     flops: int
     calls: tuple[tuple[str, int], ...] = ()  # component -> forwards per batch
     tiled: bool = False  # the VAE decodes in tiles, which alters pixels a little
+    order: tuple[str, ...] = ()  # components as one batch calls them, calls in a row once; empty: as `components`
 
 
 @dataclass(frozen=True, slots=True)

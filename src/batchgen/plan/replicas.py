@@ -1,41 +1,36 @@
-"""Rule: how several devices are used when the dit is not sharded, and whether guidance branches run side by side."""
+"""Rule: how several devices are used. Jobs share nothing, so whatever is not part of one group renders jobs of its own."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from batchgen.errors import UsageError
+from batchgen.plan import groups
 from batchgen.plan.draft import Draft
 from batchgen.plan.records import PlanFacts
 from batchgen.plan.trail import Decision
 
-# The executor runs both guidance branches on each device. Until it can split them over devices, no plan may promise it.
-CFG_PARALLEL_CARRIED_OUT = False
-
 
 def replicas(facts: PlanFacts, draft: Draft) -> tuple[Draft, tuple[Decision, ...]]:
-    """Jobs share nothing, so each device that is not part of a shard group renders on its own."""
+    """One replica a device, or one a group of devices that share the sharded dit. Raises UsageError for a group that cannot be."""
     count = len(facts.devices)
-    number = 1 if draft.fsdp else count
-    if draft.fsdp:
-        text = f"One group of {count} devices holds the sharded dit."
-    else:
-        text = "One device, one replica." if count == 1 else f"{count} devices, {count} replicas: each renders its own jobs."
-    decision = Decision.of("replicas", "replicas", str(number), text, {"devices": count, "fsdp": draft.fsdp})
-    return replace(draft, replicas=number, group_size=count if draft.fsdp else 1), (decision, _cfg_parallel(facts, draft))
+    size = groups.ruled_size(facts) if draft.fsdp else 1
+    if not draft.fsdp and facts.overrides.group_size is not None:
+        raise UsageError(
+            f"{groups.OPTION} {facts.overrides.group_size}: nothing is sharded, so there are no groups", option=groups.OPTION,
+            hint="Add --fsdp, or leave it out.",
+        )
+    number = count // size
+    numbers = {"devices": count, "fsdp": draft.fsdp, "group_size": size}
+    decision = Decision.of("replicas", "replicas", str(number), replicas_text(count, size), numbers)
+    return replace(draft, replicas=number, group_size=size), (decision,)
 
 
-def _cfg_parallel(facts: PlanFacts, draft: Draft) -> Decision:
-    profile = facts.profile
-    numbers = {
-        "fsdp": draft.fsdp, "uses_cfg": profile.uses_cfg, "supports": profile.supports_cfg_parallel,
-        "enables": profile.auto_enable_cfg_parallel, "carried_out": CFG_PARALLEL_CARRIED_OUT,
-    }  # fmt: skip
-    if not draft.fsdp:
-        why = "it needs a sharded dit"
-    elif not profile.uses_cfg:
-        why = f"profile {profile.name} uses no guidance"
-    elif not (profile.supports_cfg_parallel and profile.auto_enable_cfg_parallel):
-        why = f"profile {profile.name} does not allow it"
-    else:
-        why = "the executor does not split guidance branches over devices"
-    return Decision.of("cfg-parallel", "cfg-parallel", "no", f"Guidance branches do not run in parallel: {why}.", numbers)
+def replicas_text(count: int, size: int) -> str:
+    """One sentence for people."""
+    number = count // size
+    if size > 1:
+        over = f"; {count - number * size} left over" if count % size else ""
+        each = "holds the sharded dit" if number == 1 else "hold a sharded dit each"
+        return f"{'One group' if number == 1 else f'{number} groups'} of {size} devices {each}{over}."
+    return "One device, one replica." if count == 1 else f"{count} devices, {count} replicas: each renders its own jobs."

@@ -7,6 +7,7 @@ from dataclasses import replace
 from batchgen.errors import UsageError
 from batchgen.plan import selectors
 from batchgen.plan.draft import Draft, change, chosen_dits, dits, names_text, reaches
+from batchgen.plan.groups import most_in_a_group, ruled_size
 from batchgen.plan.keep_resident import twice_over
 from batchgen.plan.records import DecidedBy, PlanFacts
 from batchgen.plan.trail import Decision, Number
@@ -16,13 +17,13 @@ RULE = "fsdp"
 
 def requested_sharding(facts: PlanFacts, draft: Draft) -> tuple[Draft, tuple[Decision, ...]]:
     """`--fsdp` and `--no-fsdp`. Outranks an explicit resident dit, never an explicit offload. Raises UsageError."""
-    asked, count = facts.overrides.fsdp, len(facts.devices)
+    asked, count = facts.overrides.fsdp, most_in_a_group(facts)
     if asked is None:
         return draft, ()
     names = dits(facts)
     free = tuple(name for name in names if draft.mode(name) in (None, "resident"))
     numbers: dict[str, Number] = {
-        "option": "--fsdp" if asked else "--no-fsdp", "devices": count, "dits": len(names), "free_dits": len(free),
+        "option": "--fsdp" if asked else "--no-fsdp", "devices": len(facts.devices), "dits": len(names), "free_dits": len(free),
     }  # fmt: skip
     if not asked:
         return draft, (Decision.of(RULE, RULE, "no", "--no-fsdp: the dit is not sharded.", numbers),)
@@ -30,13 +31,15 @@ def requested_sharding(facts: PlanFacts, draft: Draft) -> tuple[Draft, tuple[Dec
         raise UsageError("--fsdp: on mps there is one device with one shared memory, so there is nothing to shard over", option="--fsdp",
                          hint="Leave out --fsdp.")  # fmt: skip
     if count < 2:
-        raise UsageError(f"--fsdp shards over at least two devices, and {count} is selected", option="--fsdp",
+        where = "is selected" if len(facts.devices) < 2 else "is on each machine"
+        raise UsageError(f"--fsdp shards over at least two devices, and {count} {where}", option="--fsdp",
                          hint="Select more devices with --device, or leave out --fsdp.")  # fmt: skip
     if not free:
         why = "the model has no dit" if not names else f"every dit ({names_text(names)}) was placed off the device by the user"
         return draft, (Decision.of(RULE, RULE, "no", f"--fsdp has nothing to shard: {why}.", numbers),)
-    decisions = [Decision.of(RULE, RULE, "yes", f"--fsdp: {names_text(free)} sharded over {count} devices.", numbers)]
-    return _shard(replace(draft, fsdp=True), free, (), decisions, "user", f"--fsdp shards it over {count} devices")
+    size = ruled_size(facts)
+    decisions = [Decision.of(RULE, RULE, "yes", f"--fsdp: {names_text(free)} sharded over {size} devices.", numbers)]
+    return _shard(replace(draft, fsdp=True), free, (), decisions, "user", f"--fsdp shards it over {size} devices")
 
 
 def automatic_sharding(facts: PlanFacts, draft: Draft) -> tuple[Draft, tuple[Decision, ...]]:
@@ -55,6 +58,7 @@ def automatic_sharding(facts: PlanFacts, draft: Draft) -> tuple[Draft, tuple[Dec
     }  # fmt: skip
     obstacles = {
         "there is one device": len(facts.devices) < 2,
+        "no two devices are on one machine": most_in_a_group(facts) < 2,
         "the model has no dit": not names,
         f"{numbers['chosen_dits']} of {len(names)} dits were placed by the user": bool(numbers["chosen_dits"]),
         f"profile {profile.name} does not opt in": least is None,
@@ -66,7 +70,7 @@ def automatic_sharding(facts: PlanFacts, draft: Draft) -> tuple[Draft, tuple[Dec
     obstacle = next((text for text, holds in obstacles.items() if holds), None)
     if obstacle is not None:
         return draft, (Decision.of(RULE, RULE, "no", f"The dit is not sharded by itself: {obstacle}.", numbers),)
-    count = len(facts.devices)
+    count = ruled_size(facts)
     headroom = f" from {least:g} GiB free" if auto else ""
     why = f"profile {profile.name} shards it over {count} devices{headroom}"
     decisions = [Decision.of(RULE, RULE, "yes", f"The dit is sharded: profile {profile.name} opts in{headroom}; {count} devices.", numbers)]

@@ -237,10 +237,10 @@ class _Machine:
     def ask_replicas(self, n: Numbers) -> str:
         if n["fsdp"] != self.result.fsdp:
             raise Broken("the replicas were counted for another decision on sharding")
-        self.result.replicas = 1 if n["fsdp"] else n["devices"]
+        self.result.replicas = n["devices"] // n["group_size"] if n["fsdp"] else n["devices"]
         return str(self.result.replicas)
 
     def ask_cfg_parallel(self, n: Numbers) -> str:
-        parallel = n["fsdp"] and n["uses_cfg"] and n["supports"] and n["enables"] and n["carried_out"]
+        parallel = n["asked"] and n["fsdp"] and n["uses_cfg"] and n["supports"] and n["group_size"] % 2 == 0
         self.result.cfg_parallel = bool(parallel)
         return "yes" if parallel else "no"

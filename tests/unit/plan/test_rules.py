@@ -129,10 +129,57 @@ def test_devices_that_do_not_shard_are_replicas_and_the_trail_says_so(made: Plan
     assert [d.decision for d in plan.trail if d.rule == "cfg-parallel"] == ["no"]
 
 
-def test_a_sharded_dit_with_guidance_still_runs_its_branches_one_after_the_other_and_says_so() -> None:
+def test_a_sharded_dit_with_guidance_runs_its_branches_in_parallel_only_when_asked_and_says_so() -> None:
     plan = make_plan(facts("z-image", 80, 80))
-    text = next(d.text for d in plan.trail if d.rule == "cfg-parallel")
-    assert "does not split guidance branches" in text
+    assert "only --cfg-parallel asks for it" in next(d.text for d in plan.trail if d.rule == "cfg-parallel")
+    asked = make_plan(facts("z-image", 80, 80, cfg_parallel=True))
+    assert (asked.cfg_parallel, asked.group_size, asked.groups) == (True, 2, (("cuda:0", "cuda:1"),))
+
+
+NOT_ALLOWED = replace(named_profile("qwen-image").profile, supports_cfg_parallel=False)
+REFUSED_BRANCHES = {
+    "nothing is sharded": (facts("qwen-image", 48, 48, cfg_parallel=True), "needs a sharded dit"),
+    "the model has one branch": (facts("z-image-turbo", 80, 80, fsdp=True, cfg_parallel=True), "uses no guidance"),
+    "the profile does not allow it": (facts(NOT_ALLOWED, 80, 80, fsdp=True, cfg_parallel=True), "does not allow it"),
+    "three devices have no halves": (facts("qwen-image", 80, 80, 80, fsdp=True, cfg_parallel=True), "group of 3 has no halves"),
+    "a group of three has no halves": (
+        facts("qwen-image", *[80] * 6, fsdp=True, cfg_parallel=True, group_size=3), "group of 3 has no halves",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("made", "reason"), REFUSED_BRANCHES.values(), ids=REFUSED_BRANCHES)
+def test_cfg_parallel_that_cannot_be_is_refused_with_the_reason(made: PlanFacts, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason) as caught:
+        make_plan(made)
+    assert (caught.value.exit_code, caught.value.option) == (2, "--cfg-parallel")
+
+
+GROUPS = {
+    "all devices, where nothing is said": ({}, None, 8, 1, 8),
+    "groups of the size asked for": ({"group_size": 2}, None, 8, 4, 2),
+    "devices over are left out": ({"group_size": 3}, None, 8, 2, 3),
+    "no group beyond one machine": ({}, 4, 8, 2, 4),
+}
+
+
+@pytest.mark.parametrize(("asked", "on_one", "count", "groups", "size"), GROUPS.values(), ids=GROUPS)
+def test_groups_by_the_rules(asked: dict[str, int], on_one: int | None, count: int, groups: int, size: int) -> None:
+    plan = make_plan(replace(facts("qwen-image", *[48] * count, fsdp=True, **asked), largest_group=on_one))
+    assert (plan.replicas, plan.group_size) == (groups, size)
+    names = [name for group in plan.groups for name in group]
+    assert names == [f"cuda:{number}" for number in range(groups * size)]
+
+
+def test_group_sizes_that_cannot_be_are_refused() -> None:
+    with pytest.raises(UsageError, match="4 devices are selected"):
+        make_plan(facts("qwen-image", *[48] * 4, fsdp=True, group_size=5))
+    with pytest.raises(UsageError, match="2 devices are on one machine"):
+        make_plan(replace(facts("qwen-image", *[48] * 4, fsdp=True, group_size=3), largest_group=2))
+    with pytest.raises(UsageError, match="nothing is sharded"):
+        make_plan(facts("qwen-image", *[48] * 4, group_size=2))
+    with pytest.raises(UsageError, match="1 is on each machine"):
+        make_plan(replace(facts("qwen-image", *[48] * 4, fsdp=True), largest_group=1))
 
 
 @pytest.mark.parametrize(
