@@ -145,18 +145,18 @@ def rehearse(
     path: str, dtypes: Mapping[str, str], shapes: Sequence[ShapeKey], batches: Sequence[int], *, prompt: str | None = None,
     tokens: int = 60, tiled: bool = False, trust_remote_code: bool = False,
 ) -> Rehearsed:
-    """Profiles of every stage at every shape and batch size. `tiled`: decodes in tiles are rehearsed as well."""
+    """Profiles of every stage at every shape, at as many of the batch sizes as tell the others. `tiled`: decodes in tiles as well."""
     inputs = sorted({_BLOCK_NAMES.get(name, name) for shape in shapes for name in shape.inputs})
-    rehearsal = hollow_rehearsal(path, dtypes, tokens=tokens, trust_remote_code=trust_remote_code, inputs=inputs)
-    profiles: dict[StageProfile, None] = {}
-    for shape in shapes:
-        job = job_of(shape, prompt or PROMPT)
-        for batch in batches:
-            profiles.update(dict.fromkeys(play(rehearsal, job, batch)))
-    if tiled and tile(rehearsal):
+    with hollow.small_collections():
+        rehearsal = hollow_rehearsal(path, dtypes, tokens=tokens, trust_remote_code=trust_remote_code, inputs=inputs)
+        profiles: dict[StageProfile, None] = {}
         for shape in shapes:
-            played = play(rehearsal, job_of(shape, prompt or PROMPT), 1)
-            profiles.update({replace(profile, tiled=True): None for profile in played if profile.stage in (DECODE, PIPELINE)})
+            for played in play_batches(rehearsal, job_of(shape, prompt or PROMPT), batches):
+                profiles.update(dict.fromkeys(played))
+        if tiled and tile(rehearsal):
+            for shape in shapes:
+                played = play(rehearsal, job_of(shape, prompt or PROMPT), 1)
+                profiles.update({replace(profile, tiled=True): None for profile in played if profile.stage in (DECODE, PIPELINE)})
     components = tuple(
         RehearsedComponent(
             name, rehearsal.weights[name], rehearsal.weights[name] - sum(rehearsal.blocks[name]), rehearsal.blocks[name],
@@ -168,6 +168,27 @@ def rehearse(
 
 
 _BLOCK_NAMES = {"mask": "mask_image"}
+# Peaks at two batch sizes this near to one line through nothing at no rows tell those of all others.
+_ON_A_LINE = 0.02
+
+
+def play_batches(rehearsal: Rehearsal, job: Job, batches: Sequence[int]) -> list[tuple[StageProfile, ...]]:
+    """The job at these batch sizes, the smallest first; no more of them once two have shown that every peak grows with its rows."""
+    found: list[tuple[StageProfile, ...]] = []
+    for batch in sorted(batches):
+        if len(found) > 1 and _on_a_line(*found[-2:]):
+            break
+        found.append(play(rehearsal, job, batch))
+    return found
+
+
+def _on_a_line(fewer: Sequence[StageProfile], more: Sequence[StageProfile]) -> bool:
+    """Whether each stage needs as much more as it has more rows. A stage that takes one row at a time has nothing to show."""
+    pairs = [(one, other) for one, other in zip(fewer, more, strict=True) if one.batch != other.batch]
+    return all(
+        abs(other.activation_bytes * one.batch - one.activation_bytes * other.batch) <= _ON_A_LINE * one.activation_bytes * other.batch
+        for one, other in pairs
+    )
 
 
 def job_of(shape: ShapeKey, prompt: str) -> Job:
@@ -261,7 +282,9 @@ def _pictures(stages: Stages, job: Job) -> dict[str, Any]:
 
     size = (int(job.width or stages.call.get("width") or 1024), int(job.height or stages.call.get("height") or 1024))
     needed = {name for name in ("image", "last_image", "mask_image") if any(name in stage.required for stage in stages.stages)}
-    return {name: Image.new("RGB", size) for name in {*job.shape.inputs, *needed}}
+    given = {_BLOCK_NAMES.get(name, name) for name in job.shape.inputs}
+    # a mask is white where something is to be painted
+    return {name: Image.new("L", size, 255) if name == "mask_image" else Image.new("RGB", size) for name in given | needed}
 
 
 def _wanted_after(stages: Stages, stage: Stage) -> frozenset[str]:
@@ -294,12 +317,16 @@ def _play_ordinary(rehearsal: Rehearsal, job: Job, batch: int, arguments: dict[s
     stages = rehearsal.stages
     stage = stages.named(PIPELINE)
     stages.fresh_scheduler(stage)
-    arguments = arguments | {"prompt": [job.prompt] * batch, "generator": _generators(batch)}
-    if job.negative_prompt is not None:
-        arguments["negative_prompt"] = [job.negative_prompt] * batch
+    rows = 1 if job.shape.inputs else batch  # pipelines that take a picture take one
+    arguments = arguments | _pictures(stages, job) | {
+        "prompt": [job.prompt] * rows, "generator": _generators(rows), "negative_prompt": [job.negative_prompt] * rows, "batch_size": rows,
+    }  # fmt: skip
     if job.guidance is not None:
-        arguments["true_cfg_scale" if "guidance_scale" not in stage.inputs else "guidance_scale"] = job.guidance
-    _, profile = _follow(rehearsal, stage, arguments, {}, {}, job, batch)
+        plain = "guidance_scale" in stage.inputs and stages.call.get("guidance_scale") is not None
+        arguments["guidance_scale" if plain or "true_cfg_scale" not in stage.inputs else "true_cfg_scale"] = job.guidance
+    if job.true_cfg_scale is not None:
+        arguments["true_cfg_scale"] = job.true_cfg_scale
+    _, profile = _follow(rehearsal, stage, arguments, {}, {}, job, rows)
     return profile
 
 
@@ -310,8 +337,7 @@ def _follow(
     scene = rehearsal.scene
     modules = [rehearsal.components[name] for name in stage.components]
     known = [tensor for module in modules for tensor in held_tensors(module)]
-    for record in scene.components.values():
-        record.counts.clear()
+    scene.forget_calls()
     inputs = [*tensors_in(dict(arguments)), *tensors_in(dict(fields))]
     tracker = LiveBytes(known, inputs, fake=None if rehearsal.real else scene.fake)
     with scene.following(tracker):
@@ -319,9 +345,9 @@ def _follow(
     calls = tuple((name, sum(scene.components[name].counts.values())) for name in stage.components if scene.components[name].counts)
     output_bytes = sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in(_arrays(outputs))}.values())
     return outputs, StageProfile(
-        stage=stage.name, shape=job.shape.text, batch=batch, components=tuple(name for name, _ in calls),
-        weights_bytes=sum(rehearsal.weights[name] for name, _ in calls), activation_bytes=tracker.peak, output_bytes=output_bytes,
-        flops=tracker.flops, calls=calls,
+        stage=stage.name, shape=job.shape.text, batch=batch, components=stage.components,
+        weights_bytes=sum(rehearsal.weights[name] for name in stage.components), activation_bytes=tracker.peak,
+        output_bytes=output_bytes, flops=tracker.flops, calls=calls, order=tuple(scene.order),
     )
 
 

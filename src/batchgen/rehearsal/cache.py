@@ -20,7 +20,7 @@ from typing import Any
 from batchgen import __version__
 from batchgen.plan.records import Rehearsed, RehearsedComponent, StageProfile
 
-FORMAT = 2  # of the entries, and of what the numbers mean: raise it when either changes
+FORMAT = 3  # of the entries, and of what the numbers mean: raise it when either changes
 LIBRARIES = ("torch", "diffusers", "transformers")
 
 
@@ -79,7 +79,10 @@ def from_json(value: Mapping[str, Any]) -> Rehearsed:
         RehearsedComponent(**{**part, "block_bytes": tuple(int(size) for size in part["block_bytes"])}) for part in value["components"]
     )
     profiles = tuple(
-        StageProfile(**{**profile, "components": tuple(profile["components"]), "calls": _pairs(profile["calls"])})
+        StageProfile(**{
+            **profile, "components": tuple(profile["components"]), "calls": _pairs(profile["calls"]),
+            "order": tuple(map(str, profile.get("order", ()))),
+        })
         for profile in value["profiles"]
     )
     return Rehearsed(components, profiles, tuple(map(str, value["notes"])))

@@ -67,6 +67,7 @@ class Stage:
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.tracker: LiveBytes | None = None
         self.components: dict[str, Rehearsed] = {}
+        self.order: list[str] = []  # components as they were called; calls in a row once
 
     @contextmanager
     def following(self, tracker: LiveBytes) -> Iterator[LiveBytes]:
@@ -76,16 +77,43 @@ class Stage:
         hangs on what else the process did.
         """
         before, self.tracker = self.tracker, tracker
-        gc.collect()
-        gc.freeze()  # what is there already is not looked through again, so that a collection before every call costs little
-        gc.disable()
-        try:
-            with torch.no_grad(), tracker:
-                yield tracker
-        finally:
-            gc.enable()
+        with small_collections():
+            gc.disable()
+            try:
+                with torch.no_grad(), tracker:
+                    yield tracker
+            finally:
+                gc.enable()
+                self.tracker = before
+
+    def called(self, name: str, entry: str) -> None:
+        """Counts a call from outside."""
+        counts = self.components[name].counts
+        counts[entry] = counts.get(entry, 0) + 1
+        if self.order[-1:] != [name]:
+            self.order.append(name)
+
+    def forget_calls(self) -> None:
+        """Counts begin anew; what was played stays on record."""
+        self.order.clear()
+        for rehearsed in self.components.values():
+            rehearsed.counts.clear()
+
+
+@contextmanager
+def small_collections() -> Iterator[None]:
+    """What is there already is not looked through by collections inside, so that one before every call costs little.
+
+    May be nested: then only the outermost gives back what it froze, for giving back and freezing again looks through everything.
+    """
+    nested = gc.get_freeze_count() > 0
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if not nested:
             gc.unfreeze()
-            self.tracker = before
 
 
 def build(
@@ -166,15 +194,15 @@ def count_calls(module: nn.Module, name: str, stage: Stage) -> nn.Module:
     for entry in ENTRIES:
         inner = getattr(module, entry, None)
         if callable(inner):
-            setattr(module, entry, _counted(inner, entry, rehearsed))
+            setattr(module, entry, _counted(inner, entry, rehearsed.name, stage))
     return module
 
 
-def _counted(inner: Callable[..., Any], entry: str, rehearsed: Rehearsed) -> Callable[..., Any]:
+def _counted(inner: Callable[..., Any], entry: str, name: str, stage: Stage) -> Callable[..., Any]:
     @functools.wraps(inner)
     def counted(*args: Any, **kwargs: Any) -> Any:
         gc.collect()
-        rehearsed.counts[entry] = rehearsed.counts.get(entry, 0) + 1
+        stage.called(name, entry)
         return inner(*args, **kwargs)
 
     return counted
@@ -187,7 +215,7 @@ def _wrapped(inner: Callable[..., Any], entry: str, module: nn.Module, rehearsed
         if tracker is None or tracker.hollow_depth:  # called from within: part of the outer call
             return inner(*args, **kwargs)
         gc.collect()
-        rehearsed.counts[entry] = rehearsed.counts.get(entry, 0) + 1
+        stage.called(rehearsed.name, entry)
         key = (entry, _signature((args, kwargs)))
         records = rehearsed.records.setdefault(key, [])
         # A first call may fill caches that later ones find (rope tables): only a call that left nothing behind stands for the next.
