@@ -11,7 +11,7 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -27,6 +27,7 @@ from batchgen.outputs.names import name_key, unique
 __all__ = ["MAX_ATTEMPTS", "STATES", "FailureGroup", "Ingested", "Journal", "Known"]
 
 MAX_ATTEMPTS = 2
+Choose = Callable[[Sequence[Job], bool], list[Job]]  # of jobs in their order, and whether the first has spooled latents
 _CHUNK = 500
 _GAP_SECONDS = 0.005
 
@@ -188,9 +189,10 @@ class Journal(JournalReader):
 
     # --- work ---------------------------------------------------------------------------------------------------------
 
-    def take(self, count: int, worker: int) -> tuple[int, list[Job], dict[str, str]]:
+    def take(self, count: int, worker: int, *, choose: Choose | None = None) -> tuple[int, list[Job], dict[str, str]]:
         """Marks up to `count` pending jobs as running and returns a window's number, the jobs, and the spooled latents of those that
-        have some. Numbers go on from run to run: files of the spool are named by them.
+        have some. Numbers go on from run to run: files of the spool are named by them. `choose` takes some of those `count`, given
+        them and whether the first has latents.
 
         A job whose last attempt ended with its worker's death comes alone: dying twice, it is the cause.
         """
@@ -201,10 +203,14 @@ class Journal(JournalReader):
             ).fetchall()
             fresh = [row for row in rows if row["attempts"] == 0]
             rows = fresh or rows[:1]
-            db.executemany("UPDATE jobs SET state = 'running', worker = ? WHERE key = ?", [(worker, row["key"]) for row in rows])
+            jobs = [Job.from_json(row["job"]) for row in rows]
+            if choose is not None and rows:
+                jobs = choose(jobs, rows[0]["spool"] is not None)
+            db.executemany("UPDATE jobs SET state = 'running', worker = ? WHERE key = ?", [(worker, job.key) for job in jobs])
             db.execute("INSERT INTO meta VALUES ('window', '0') ON CONFLICT (name) DO UPDATE SET value = CAST(value AS INTEGER) + 1")
             number = int(db.execute("SELECT value FROM meta WHERE name = 'window'").fetchone()[0])
-        return number, [Job.from_json(row["job"]) for row in rows], {row["key"]: row["spool"] for row in rows if row["spool"]}
+        spooled = {row["key"]: row["spool"] for row in rows if row["spool"]}
+        return number, jobs, {job.key: spooled[job.key] for job in jobs if job.key in spooled}
 
     def record(self, events: Event | Iterable[Event]) -> None:
         """Writes what events say about jobs, in one transaction. Raises DiskError; then none of them is written."""
@@ -271,6 +277,15 @@ class Journal(JournalReader):
         with self._writing() as db:
             db.executemany(
                 "UPDATE jobs SET state = 'pending', attempts = 0 WHERE key = ? AND state IN ('pending', 'running', 'failed')",
+                [(key,) for key in keys],
+            )
+
+    def forgive(self, keys: Iterable[str]) -> None:
+        """Like `absolve` for jobs that were blamed on workers' deaths; one that a worker has in hand stays with it."""
+        with self._writing() as db:
+            db.executemany(
+                "UPDATE jobs SET attempts = 0, state = CASE state WHEN 'failed' THEN 'pending' ELSE state END WHERE key = ? "
+                "AND (state IN ('pending', 'running') OR (state = 'failed' AND kind IN ('worker-died', 'timeout')))",
                 [(key,) for key in keys],
             )
 

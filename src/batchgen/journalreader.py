@@ -129,6 +129,13 @@ class JournalReader:
             raise KeyError(key)
         return Job.from_json(rows[0][0])
 
+    def attempts(self, key: str) -> int:
+        """How many attempts were counted against the job. Raises KeyError."""
+        rows = self._all("SELECT attempts FROM jobs WHERE key = ?", (key,))
+        if not rows:
+            raise KeyError(key)
+        return int(rows[0][0])
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """Every job as a plain dict for tables, in the manifest's order: its fields, what became of it, then the manifest's other columns.
 

@@ -15,6 +15,7 @@ from multiprocessing.connection import wait
 from batchgen import errors
 from batchgen.errors import BatchgenError, InterruptedRunError, RunStoppedError, WorkerLostError
 from batchgen.events import (
+    DecisionMade,
     Event,
     FailureKind,
     JobFailed,
@@ -29,12 +30,15 @@ from batchgen.events import (
     WorkerReplaced,
     WorkerStopped,
 )
+from batchgen.execute.health import Health
+from batchgen.execute.jobqueue import JobQueue
 from batchgen.execute.launch import Launcher, LocalLauncher, WorkerHandle
 from batchgen.execute.request import HANG_SECONDS, RunRequest, RunResult, WorkerMemory, window_sizes
 from batchgen.execute.settings import StopAfterBatch, Window, WorkerSetup
 from batchgen.execute.stopping import Clock, StopSignals
 from batchgen.execute.watch import MemoryWatch
 from batchgen.execute.worker import CRASH
+from batchgen.jobs import ShapeKey
 from batchgen.outputs.files import sweep_after
 from batchgen.outputs.whole import judge
 from batchgen.reconcile import Reconciled, adoption, reconcile
@@ -70,6 +74,8 @@ class _Seat:
     stage: str = ""
     jobs: int = 0
     deaths: int = 0
+    shape: ShapeKey | None = None  # of the jobs it had last
+    leaving: bool = False  # its device gets no more work
     open: bool = True
 
 
@@ -99,7 +105,9 @@ class Supervisor:
         )
         self._looked = 0.0  # monotonic: when room was last asked for
         self._alone_since: float | None = None  # monotonic: no worker since then, and work left
-        self._first, self._size = window_sizes(request.plan)
+        first, full = window_sizes(request.plan)
+        self._queue = JobQueue(self.journal, first=first, full=full)
+        self._health = Health()
         self._stopped_by: str | None = None
         self._error: BatchgenError | None = None
         self._barren = self._fruitless = self._deaths = self._replaced = self._rendered = 0
@@ -248,11 +256,14 @@ class Supervisor:
                 seat.flight[event.stage] = event
                 seat.stage = event.stage
                 self._barren = 0
+                self._health.began(seat.number)
                 if seat.heard - seat.noted > _STATUS_SECONDS:
                     self._note(seat, "working", stage=event.stage)
             case StageBatchDone():
                 seat.flight.pop(event.stage, None)
                 self._slowest = max(self._slowest, event.seconds)
+                self._health.batch(seat.number, (event.stage, event.shape), event.seconds, event.size)
+                self._look_at_health(seat)
             case OutputDone():
                 seat.held.discard(event.key)
                 seat.jobs += 1
@@ -260,6 +271,7 @@ class Supervisor:
                 self._fruitless = self._barren = 0
                 self._alone_since = None
                 self._blamed.clear()
+                self._health.picture(seat.number)
             case LatentsSpooled():
                 self._spooled.add(event.path)
             case JobFailed():
@@ -279,9 +291,8 @@ class Supervisor:
             self._dismiss(seat)
             return
         first = seat.watch.windows == 0 and seat.jobs == 0
-        # The last windows are shared out, so that no worker idles while another has many to do.
-        share = -(-self.journal.pending() // sum(other.open for other in self._seats))
-        number, jobs, spooled = self.journal.take(self._first if first else max(self._first, min(self._size, share)), seat.number)
+        taken = self._queue.take(seat.number, workers=sum(other.open for other in self._seats), first=first, prefer=seat.shape)
+        number, jobs, spooled = taken.number, taken.jobs, taken.spooled
         if not jobs:
             if any(other.held for other in self._seats if other is not seat):
                 seat.window = None  # another worker may yet die and leave work
@@ -289,17 +300,17 @@ class Supervisor:
             else:
                 self._dismiss(seat)
             return
-        seat.window, seat.held, seat.flight = number, {job.key for job in jobs}, {}
+        seat.window, seat.held, seat.flight, seat.shape = number, {job.key for job in jobs}, {}, taken.shape
         seat.heard = time.monotonic()
         present = {key: path for key, path in spooled.items() if (self.request.folder.path / path).exists()}
         if len(present) < len(spooled):
             self.journal.drop_spool(set(spooled.values()) - set(present.values()))
-        seat.process.send(Window(number, tuple(jobs), tuple(sorted(present.items()))))
+        seat.process.send(Window(number, jobs, tuple(sorted(present.items()))))
         self._note(seat, "working", window=number)
 
     def _window_done(self, seat: _Seat) -> None:
         if seat.held:
-            if self._stopped_by is None:
+            if self._stopped_by is None and not seat.leaving:
                 reason = "the engine ended the window without saying what became of the job"
                 self._take_in([JobFailed(seat.number, key, "error", "", reason, True) for key in sorted(seat.held)])
             self.journal.release(seat.held)
@@ -308,7 +319,9 @@ class Supervisor:
         self._note(seat, "working", rss_bytes=seat.watch.rss_bytes, slope_bytes_per_hour=seat.watch.slope_bytes_per_hour,
                    device_bytes=seat.watch.device_bytes, device_peak_bytes=seat.watch.device_peak_bytes)
         self._sweep_spool()
-        if seat.watch.outgrown and self._stopped_by is None and self.journal.pending():
+        if seat.leaving:
+            self._dismiss(seat)
+        elif seat.watch.outgrown and self._stopped_by is None and self.journal.pending():
             self._replace(seat)
         else:
             self._give(seat)
@@ -428,15 +441,20 @@ class Supervisor:
         self._fruitless += not lost
         self._barren += not (suspects or lost)
         self._blamed.update(suspects)
+        killers = any(self.journal.attempts(key) for key in suspects)
         self._take_in([WorkerDied(seat.number, seat.process.pid, cause, stage, suspects)])
         self._settle_the_dead(seat, suspects, kind, stage, cause)
         words = seat.process.last_words()
         seat.process.close()
-        if self._barren >= _MAX_BARREN or self._fruitless >= _MAX_FRUITLESS:
+        self._health.died(seat.number, suspects, known_killers=killers)
+        if self._look_at_health(seat):
+            return
+        unproven = all(self._health.barren(other.number) for other in self._seats if other.open)
+        if (self._barren >= _MAX_BARREN and unproven) or self._fruitless >= _MAX_FRUITLESS:
             seat.open = False
             self.journal.absolve(self._blamed)
             raise self._lost(cause, words)
-        if self._stopped_by is not None or self._launcher.grows:  # there, `_grow` fills its place as soon as a machine has room
+        if self._stopped_by is not None or seat.leaving or self._launcher.grows:  # `_grow` fills its place when a machine has room
             seat.open = False
             self._note(seat, "ended", stage=None)
             self._wake_idle()
@@ -445,6 +463,31 @@ class Supervisor:
         seat.watch = MemoryWatch(self.request.max_worker_bytes)
         self._set_up(seat)
         self._wake_idle()
+
+    def _look_at_health(self, seat: _Seat) -> bool:
+        """Takes the seat's device out of the queue if it fails or has become slow, and others go on. True if it has no worker any more."""
+        if seat.leaving or self._stopped_by is not None or self._launcher.grows:  # there machines are given and taken by others
+            return False
+        others = [other.number for other in self._seats if other.open and not other.leaving and other is not seat]
+        found = self._health.verdict(seat.number, others)
+        if found is None:
+            return False
+        why, numbers = found
+        seat.leaving = True
+        name = f"worker {seat.number} ({seat.device})"
+        text = f"{name} leaves the queue: {why}. The others go on."
+        self._take_in([DecisionMade(seat.number, "queue", name, "leaves", text, tuple(numbers.items()))])
+        if self.request.say is not None:
+            self.request.say(text)
+        self.journal.forgive(self._health.blamed(seat.number))
+        if seat.window is not None:
+            seat.process.send(StopAfterBatch())
+            return False
+        seat.open = False
+        self._barren = self._fruitless = 0  # those were the device's
+        self._note(seat, "ended", stage=None)
+        self._wake_idle()
+        return True
 
     @staticmethod
     def _suspects(seat: _Seat) -> tuple[str, tuple[str, ...]]:

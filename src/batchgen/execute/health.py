@@ -1,0 +1,94 @@
+"""Is a device still worth giving work to? One that fails again and again, or has become much slower than it was, leaves the queue.
+
+Pure: counts and seconds in, reasons out. Never says so of the last device: what fails everywhere is the model or the jobs, and the
+supervisor has its own end for that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import median
+
+MAX_BARREN = 3  # deaths in a row with no batch begun
+MAX_FRUITLESS = 3  # deaths in a row with no picture between, each on jobs that had ended no worker before
+SLOWER = 4.0  # times its own best, and times what the others take
+SLOW_BATCHES = 3  # in a row: one slow batch is another program's doing
+_KEPT = 32  # batches that a usual speed is taken from
+
+Kind = tuple[str, str]  # stage and shape
+
+
+@dataclass(slots=True)
+class _Device:
+    barren: int = 0
+    fruitless: int = 0
+    pictures: int = 0
+    slow: int = 0  # batches in a row
+    blamed: set[str] = field(default_factory=set)  # jobs suspected since its last picture
+    seconds: dict[Kind, deque[float]] = field(default_factory=dict)  # a row, of the last batches
+
+
+class Health:
+    """Of all seats of a run, by their number. Mutable; one thread."""
+
+    def __init__(self) -> None:
+        self._devices: dict[int, _Device] = {}
+
+    def _of(self, seat: int) -> _Device:
+        return self._devices.setdefault(seat, _Device())
+
+    def began(self, seat: int) -> None:
+        self._of(seat).barren = 0
+
+    def picture(self, seat: int) -> None:
+        device = self._of(seat)
+        device.pictures += 1
+        device.fruitless = device.barren = 0
+        device.blamed.clear()
+
+    def died(self, seat: int, suspects: Iterable[str], *, known_killers: bool) -> None:
+        """`suspects`: the jobs of the batch in flight, none where no batch was; `known_killers`: they had ended a worker before."""
+        device, blamed = self._of(seat), set(suspects)
+        device.blamed |= blamed
+        if not blamed:
+            device.barren += 1
+        elif not known_killers:
+            device.fruitless += 1
+
+    def batch(self, seat: int, kind: Kind, seconds: float, rows: int) -> None:
+        """A batch is done: so many seconds for so many rows."""
+        device, each = self._of(seat), seconds / max(1, rows)
+        own = device.seconds.setdefault(kind, deque(maxlen=_KEPT))
+        others = [other.seconds[kind] for number, other in self._devices.items() if number != seat and kind in other.seconds]
+        lately = [value for values in others for value in list(values)[-SLOW_BATCHES:]]
+        theirs = median(lately) if lately else None
+        usual = median(own) if len(own) >= SLOW_BATCHES else None
+        if usual is not None and theirs is not None and each > SLOWER * usual and each > SLOWER * theirs:
+            device.slow += 1  # not taken into its usual speed: that would make slow usual
+        else:
+            device.slow = 0
+            own.append(each)
+
+    def barren(self, seat: int) -> int:
+        return self._of(seat).barren
+
+    def blamed(self, seat: int) -> set[str]:
+        """Jobs suspected of its deaths since its last picture: not theirs, if the device is at fault."""
+        return set(self._of(seat).blamed)
+
+    def verdict(self, seat: int, others: Iterable[int]) -> tuple[str, dict[str, int]] | None:
+        """Why the device should leave the queue, with the numbers; None if it stays. `others`: the seats that would go on.
+
+        One that fails leaves only where another has not failed so; all alike is no device's fault.
+        """
+        device, rest = self._of(seat), [self._of(other) for other in others]
+        if device.barren >= MAX_BARREN and any(not other.barren for other in rest):
+            return f"it failed {device.barren} times in a row before a batch began", {"failures": device.barren}
+        if device.fruitless >= MAX_FRUITLESS and any(other.pictures and not other.fruitless for other in rest):
+            return f"it failed {device.fruitless} times in a row with nothing rendered between", {"failures": device.fruitless}
+        if device.slow >= SLOW_BATCHES and any(other.pictures for other in rest):
+            text = f"{device.slow} batches in a row took more than {SLOWER:g} times what they took before, and what they take elsewhere"
+            return text, {"batches": device.slow}
+        return None
