@@ -27,7 +27,8 @@ class _Device:
     pictures: int = 0
     slow: int = 0  # batches in a row
     blamed: set[str] = field(default_factory=set)  # jobs suspected since its last picture
-    seconds: dict[Kind, deque[float]] = field(default_factory=dict)  # a row, of the last batches
+    usual: dict[Kind, deque[float]] = field(default_factory=dict)  # seconds a row, slow batches left out
+    lately: dict[Kind, deque[float]] = field(default_factory=dict)  # seconds a row, of the last few batches
 
 
 class Health:
@@ -60,10 +61,10 @@ class Health:
     def batch(self, seat: int, kind: Kind, seconds: float, rows: int) -> None:
         """A batch is done: so many seconds for so many rows."""
         device, each = self._of(seat), seconds / max(1, rows)
-        own = device.seconds.setdefault(kind, deque(maxlen=_KEPT))
-        others = [other.seconds[kind] for number, other in self._devices.items() if number != seat and kind in other.seconds]
-        lately = [value for values in others for value in list(values)[-SLOW_BATCHES:]]
-        theirs = median(lately) if lately else None
+        own = device.usual.setdefault(kind, deque(maxlen=_KEPT))
+        device.lately.setdefault(kind, deque(maxlen=SLOW_BATCHES)).append(each)
+        others = [value for number, other in self._devices.items() if number != seat for value in other.lately.get(kind, ())]
+        theirs = median(others) if others else None
         usual = median(own) if len(own) >= SLOW_BATCHES else None
         if usual is not None and theirs is not None and each > SLOWER * usual and each > SLOWER * theirs:
             device.slow += 1  # not taken into its usual speed: that would make slow usual
