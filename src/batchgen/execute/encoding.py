@@ -19,7 +19,7 @@ from batchgen.events import FailureKind
 from batchgen.execute.guidance import GuidanceRules
 from batchgen.execute.pictures import read_inputs
 from batchgen.execute.runner import Runner, Task, call_arguments
-from batchgen.execute.stages import DECODE, DENOISE, Item, Stage, Stages, call_stage, split_rows, to_host
+from batchgen.execute.stages import DECODE, DENOISE, RESIZED, Item, Stage, Stages, call_stage, split_rows, to_host
 from batchgen.execute.windows import BatchSizes, EncodedCache, Row
 
 NEGATIVE = "negative_"
@@ -144,8 +144,8 @@ class Encoding:
         seconds = time.perf_counter() - started
         wanted = {name: value for name, value in outputs.items() if value is not None and self._is_wanted(stage, name)}
         split = {name: split_rows(value, len(texts)) for name, value in wanted.items()}
-        for index, text in enumerate(texts):
-            made = {name: to_host(values[index]) for name, values in split.items()}
+        rows_made = [{name: to_host(values[index]) for name, values in split.items()} for index in range(len(texts))]
+        for text, made in zip(texts, self.runner.group.settled(f"what {stage.name} gives", rows_made), strict=True):
             negative = {name: value for name, value in made.items() if name.startswith(NEGATIVE)}
             prompt = {name: value for name, value in made.items() if name not in negative}
             self._put(stage, found, ("prompt", self._place(stage), text.prompt), prompt)
@@ -225,7 +225,7 @@ class Encoding:
             arguments |= {"prompt": [job.prompt]} | ({"negative_prompt": [negative]} if negative is not None else {})
         guiders = {name: self.rules.text_guider(getattr(stage.pipe, name), negatives=True) for name in stage.guiders}
         started = time.perf_counter()
-        outputs = call_stage(stage, arguments | pictures, guiders)
+        outputs = call_stage(stage, arguments | self._named(pictures), guiders)
         if _resized(outputs, arguments):
             # the stage chose another size, after the picture's own shape: the size asked for wins, as in the ordinary call
             size = (arguments["width"], arguments["height"])
@@ -236,6 +236,7 @@ class Encoding:
             name: to_host(value if isinstance(value, list) else split_rows(value, 1)[0]) for name, value in outputs.items()
             if value is not None and name not in ("height", "width") and self._is_wanted(stage, name)
         }
+        values = self.runner.group.settled(f"what {stage.name} gives", values)
         seconds = time.perf_counter() - started
         row.values.update(values)
         row.seconds += seconds
@@ -244,6 +245,14 @@ class Encoding:
         else:
             row.generator = generator.get_state()
         self.runner.batch_done(stage, row.shape, [row], 1, seconds)
+
+
+    def _named(self, pictures: dict[str, Image.Image]) -> dict[str, Image.Image]:
+        """Under the names that steps without a resizing before them take, too."""
+        family = self.stages.family
+        if family is None or not family.unresized:
+            return pictures
+        return pictures | {f"{RESIZED}{name}": picture for name, picture in pictures.items()}
 
 
 def _differ_early(one: str | None, other: str | None) -> bool:

@@ -23,6 +23,9 @@ class Family:
     # picture inputs for which the library's sister pipeline is called instead: no stages overlay a mask onto float pictures
     whole_inputs: frozenset[str] = frozenset({"mask_image"})
     pairs_only: bool = False  # the text stage cannot encode prompts without negatives
+    # its stages change the size asked for to a picture's own shape, where the ordinary call stretches the picture: their steps that
+    # resize are left out, and what they would give is the picture as it is
+    unresized: bool = False
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -39,8 +42,9 @@ FAMILIES: tuple[Family, ...] = (
     # the blocks know neither a timestep for every token nor that VAE's scale: such models take the ordinary call
     Family("WanPipeline", "Wan22Blocks", having=("boundary_ratio",), lacking=("expand_timesteps",), pairs_only=True),
     Family("WanPipeline", "WanBlocks", lacking=("expand_timesteps",), pairs_only=True),
-    Family("WanImageToVideoPipeline", "Wan22Image2VideoBlocks", having=("boundary_ratio",), lacking=("expand_timesteps",), pairs_only=True),
-    Family("WanImageToVideoPipeline", "WanImage2VideoAutoBlocks", lacking=("expand_timesteps",), pairs_only=True),
+    Family("WanImageToVideoPipeline", "Wan22Image2VideoBlocks", having=("boundary_ratio",), lacking=("expand_timesteps",),
+           pairs_only=True, unresized=True),
+    Family("WanImageToVideoPipeline", "WanImage2VideoAutoBlocks", lacking=("expand_timesteps",), pairs_only=True, unresized=True),
     Family("LTXPipeline", "LTXAutoBlocks"),
     Family("LTX2Pipeline", "LTX2AutoBlocks"),
     Family("HunyuanVideo15Pipeline", "HunyuanVideo15AutoBlocks", pairs_only=True),

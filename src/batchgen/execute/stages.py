@@ -25,6 +25,8 @@ from batchgen.execute.ordinary import OrdinaryCall
 
 DENOISE, DECODE, PIPELINE = "denoise", "decode", "pipeline"
 # Arguments of the ordinary call that say how its result is handed over, not what it is.
+_PICTURES = frozenset({"image", "last_image", "mask_image", "prompt_image", "resized_image", "resized_last_image"})
+RESIZED = "resized_"  # begins the name of a picture that a step made to size
 _HANDOVER = frozenset({"output_type", "return_dict", "callback_on_step_end_tensor_inputs", "callback_steps", "prompt"})
 
 
@@ -57,7 +59,7 @@ class Stage:
     @property
     def per_row(self) -> bool:
         """Whether rows must be run one by one: encoders of pictures take one picture."""
-        return bool(self.inputs & {"image", "last_image", "mask_image", "resized_image", "prompt_image"})
+        return bool(self.inputs & _PICTURES)
 
 
 @dataclass(slots=True)
@@ -111,7 +113,7 @@ def build_stages(
     """
     inputs = tuple(inputs)
     family = None if whole else find_family(folder.pipeline_class, folder.settings)
-    if family is not None and not family.whole_inputs.isdisjoint(inputs):
+    if family is not None and not (family.whole_inputs.isdisjoint(inputs) and _takes(family, inputs)):
         family = None
     pipeline = _pipeline_for(folder.pipeline_class, inputs)
     call = {key: value for key, value in signature_defaults(pipeline.__call__).items() if key not in _HANDOVER}
@@ -129,6 +131,12 @@ def build_stages(
         if name in given:
             stages.give(name, given[name])
     return stages
+
+
+def _takes(family: Family, inputs: Iterable[str]) -> bool:
+    """Whether some stage of the family asks for each of these picture inputs."""
+    blocks = _library_class(family.blocks)()
+    return {name for block in blocks.sub_blocks.values() for name in block.input_names}.issuperset(inputs)
 
 
 def _library_class(name: str) -> type:
@@ -163,12 +171,11 @@ def _whole_pipeline(stages: Stages, pipeline: type) -> Stage:
 def _split(stages: Stages, family: Family, dtypes: Mapping[str, torch.dtype], inputs: tuple[str, ...]) -> tuple[Stage, ...]:
     blocks = _library_class(family.blocks)()
     triggers: dict[str, Any] = dict.fromkeys(("prompt", "negative_prompt", *inputs), True)
-    taken = {name for block in blocks.sub_blocks.values() for name in block.input_names}
-    if not taken.issuperset(inputs):
-        raise ModelError(f"{stages.folder.pipeline_class} takes no {', '.join(sorted(set(inputs) - taken))}")
     made = []
     for name, block in blocks.sub_blocks.items():
         pruned = _pruned(block, triggers)
+        if pruned is not None and family.unresized:
+            _leave_out_resizing(pruned)
         if pruned is None or _without_its_parts(pruned, stages.folder):
             continue
         triggers.update(dict.fromkeys(pruned.intermediate_output_names, True))
@@ -185,6 +192,14 @@ def _pruned(block: Any, triggers: Mapping[str, Any]) -> Any:
     if pruned is None or (type(pruned).__name__ == "SequentialPipelineBlocks" and not pruned.sub_blocks):
         return None
     return pruned
+
+
+def _leave_out_resizing(block: Any) -> None:
+    """Steps whose only outputs are resized pictures; what follows takes the pictures themselves, under those names."""
+    for name, step in list(block.sub_blocks.items()):
+        made = step.intermediate_output_names
+        if made and all(output.startswith(RESIZED) for output in made):
+            del block.sub_blocks[name]
 
 
 def _without_its_parts(block: Any, folder: ModelFolder) -> bool:

@@ -14,6 +14,7 @@ from batchgen.manifest import values
 from batchgen.manifest.columns import COLUMNS, Layout, match_header
 from batchgen.manifest.objects import as_json
 from batchgen.manifest.options import INPUTS, ManifestOptions
+from batchgen.manifest.pictures import picture_problem
 from batchgen.manifest.rows import Cells
 from batchgen.manifest.sizes import Misfit, misfits
 
@@ -135,8 +136,11 @@ class RowReader:
         value = said[field]
         if field in _PATHS:
             assert isinstance(value, str)
-            if not os.path.isfile(self.absolute(value).encode("utf-8", "surrogateescape")):
+            path = self.absolute(value).encode("utf-8", "surrogateescape")
+            if not os.path.isfile(path):
                 fault(field, value, "there is no such file", "paths are relative to the manifest's folder", "no-file")
+            elif field in self.options.inputs_supported and (problem := picture_problem(path)) is not None:
+                fault(field, value, problem.message, problem.fix, problem.kind)
         elif field == "lora" and field in self.options.inputs_supported:
             match = _LORA.fullmatch(str(value).strip())
             name = match.group(1) if match else str(value)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from manifestkit import faults_of, jobs_of, options, places, warned, write
+from PIL import Image
 
 from batchgen.errors import UsageError
 from batchgen.inventory.loras import LoraFile
@@ -231,9 +232,12 @@ def test_a_negative_prompt_that_does_nothing_is_told(tmp_path: Path) -> None:
 
 
 def test_picture_columns_are_checked_for_the_file_and_for_support(tmp_path: Path) -> None:
-    write(tmp_path / "in" / "näme.png", b"x")
-    path = write(tmp_path / "a.csv", "prompt,image,mask\na,in/näme.png,\nb,in/none.png,\nc,,in\n")
-    assert places(faults_of(path, inputs_supported=frozenset({"image", "mask"}))) == [(3, "image", "no-file"), (4, "mask", "no-file")]
+    (tmp_path / "in").mkdir()
+    Image.new("L", (1, 1)).save(tmp_path / "in" / "näme.png")
+    write(tmp_path / "in" / "note.png", b"x")
+    path = write(tmp_path / "a.csv", "prompt,image,mask\na,in/näme.png,\nb,in/none.png,\nc,,in\nd,in/note.png,\n")
+    found = [(3, "image", "no-file"), (4, "mask", "no-file"), (5, "image", "no-picture")]
+    assert places(faults_of(path, inputs_supported=frozenset({"image", "mask"}))) == found
     assert places(faults_of(path, limit=1)) == [(2, "image", "not-yet")]
     (made,) = jobs_of(path, limit=1, inputs_supported=frozenset({"image"}))
     assert made.image == str(tmp_path / "in" / "näme.png")
