@@ -281,10 +281,13 @@ def _pictures(stages: Stages, job: Job) -> dict[str, Any]:
     from PIL import Image
 
     size = (int(job.width or stages.call.get("width") or 1024), int(job.height or stages.call.get("height") or 1024))
-    needed = {name for name in ("image", "last_image", "mask_image") if any(name in stage.required for stage in stages.stages)}
+    required = {name.removeprefix("resized_") for stage in stages.stages for name in stage.required}
+    needed = required & {"image", "last_image", "mask_image"}
     given = {_BLOCK_NAMES.get(name, name) for name in job.shape.inputs}
     # a mask is white where something is to be painted
-    return {name: Image.new("L", size, 255) if name == "mask_image" else Image.new("RGB", size) for name in given | needed}
+    made = {name: Image.new("L", size, 255) if name == "mask_image" else Image.new("RGB", size) for name in given | needed}
+    # some families' stages take pictures at the job's size under a name of their own
+    return made | {f"resized_{name}": picture for name, picture in made.items()}
 
 
 def _wanted_after(stages: Stages, stage: Stage) -> frozenset[str]:
