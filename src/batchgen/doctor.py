@@ -171,7 +171,9 @@ def _ask_torch() -> tuple[bool, str]:
     parts = done.stdout.split()
     if done.returncode or len(parts) != 3:
         return False, "torch does not import: " + (done.stderr.strip().splitlines() or ["no message"])[-1]
-    return parts[0] == "1", f"CUDA {parts[1]}, {counted(int(parts[2]), 'device')}" if parts[0] == "1" else f"built for CUDA {parts[1]}, sees no device"
+    if parts[0] != "1":
+        return False, f"built for CUDA {parts[1]}, sees no device"
+    return True, f"CUDA {parts[1]}, {counted(int(parts[2]), 'device')}"
 
 
 def disk_check(name: str, folder: Path, free_of: Callable[[Path], int] | None = None) -> Check:

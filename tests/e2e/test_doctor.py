@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 from commandline import Said, batchgen, environment
-
 from test_disk_full import can_mount
 
 TESTS = Path(__file__).parents[1]
-TOKEN = "hf_" + "Zq7" * 11  # noqa: S105 a made-up one
+TOKEN = "hf_" + "Zq7" * 11
 NO_PROXY = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), "")
 ONLINE = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9", "CUDA_VISIBLE_DEVICES": "", **NO_PROXY}  # nobody listens on port 9
 

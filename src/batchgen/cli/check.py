@@ -22,9 +22,10 @@ from batchgen.inventory.model import ModelOptions
 from batchgen.jobs import Job
 from batchgen.manifest import ManifestOptions, ManifestSummary, jobs, survey
 from batchgen.report.safe import printable
+from batchgen.units import counted
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from batchgen.report.sheet import Sheet
 
 SHAPES_SHOWN = 12
 STDIN = "<stdin>"
@@ -129,14 +130,14 @@ def _show(summary: ManifestSummary, shown: Sequence[Job], with_model: bool, good
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    rows, pictures = _count(summary.rows, "row"), _count(summary.jobs, "job")
-    console.print(f"{printable(summary.path)}: {summary.kind}, {rows}, {pictures}, {_count(len(summary.shapes), 'shape')}")
+    rows, pictures = counted(summary.rows, "row"), counted(summary.jobs, "job")
+    console.print(f"{printable(summary.path)}: {summary.kind}, {rows}, {pictures}, {counted(len(summary.shapes), 'shape')}")
     if summary.jobs:
-        console.print(_shape_table(summary))
+        console.print(shape_table(summary))
     if shown:
-        console.print(_job_table(shown))
+        console.print(job_table(shown))
         if summary.jobs > len(shown):
-            console.print(f"... and {_count(summary.jobs - len(shown), 'more job')}")
+            console.print(f"... and {counted(summary.jobs - len(shown), 'more job')}")
     for notice in summary.warnings:
         console.print(f"warning: {printable(str(notice))}")
         for example in notice.examples if notice.rows else ():
@@ -147,48 +148,36 @@ def _show(summary: ManifestSummary, shown: Sequence[Job], with_model: bool, good
         console.print("No faults.")
         return
     error = ManifestError(summary.faults, total=summary.fault_total, counts=dict(summary.fault_counts))
-    console.print(f"{_count(summary.fault_total, 'fault')}:")
+    console.print(f"{counted(summary.fault_total, 'fault')}:")
     console.print(printable(error.message, keep="\n"))
     if error.hint:
         console.print(error.hint)
     if good:
-        console.print(f"--skip-invalid leaves out {_count(len(summary.skipped), 'row')}.")
+        console.print(f"--skip-invalid leaves out {counted(len(summary.skipped), 'row')}.")
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def shape_table(summary: ManifestSummary) -> Sheet:
+    """Jobs by shape, the commonest first."""
+    from batchgen.report.sheet import Column, Sheet
 
-
-def _shape_table(summary: ManifestSummary) -> Table:
-    table = _table("Shapes", ("shape", "jobs"))
+    table = Sheet("Shapes", (Column("shape", "text"), Column("jobs", "number")))
     for count in summary.shapes[:SHAPES_SHOWN]:
-        _row(table, count.shape.text.replace("?x?", "the model's own size"), f"{count.jobs:,}")
+        table.add(count.shape.text.replace("?x?", "the model's own size"), f"{count.jobs:,}")
     if len(summary.shapes) > SHAPES_SHOWN:
         rest = summary.shapes[SHAPES_SHOWN:]
-        _row(table, f"{len(rest):,} others", f"{sum(count.jobs for count in rest):,}")
+        table.add(counted(len(rest), "other"), f"{sum(count.jobs for count in rest):,}")
     return table
 
 
-def _job_table(shown: Sequence[Job]) -> Table:
-    table = _table("First jobs", ("row", "output", "id", "seed", "prompt"))
+def job_table(shown: Sequence[Job]) -> Sheet:
+    """What the first jobs would be called and made from."""
+    from batchgen.report.sheet import Column, Sheet
+
+    table = Sheet("First jobs", (
+        Column("row", "number"), Column("output", keep=1, label=""), Column("id"), Column("seed", "number"),
+        Column("prompt", "text", label=""),
+    ))
     for job in shown:
         seed = "drawn when run" if job.seed_source == "drawn" else str(job.seed)
-        _row(table, str(job.row), job.output, printable(job.id, limit=24), seed, printable(job.prompt, limit=60))
+        table.add(job.row, printable(job.output), printable(job.id, limit=24), seed, printable(job.prompt, limit=60))
     return table
-
-
-def _table(title: str, headings: Sequence[str]) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading in ("jobs", "row") else "left", overflow="fold")
-    return table
-
-
-def _row(table: Table, *cells: str) -> None:
-    from rich.text import Text
-
-    table.add_row(*(Text(printable(cell)) for cell in cells))

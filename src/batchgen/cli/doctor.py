@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,10 @@ from batchgen import doctor
 from batchgen.cli.model_options import model_options
 from batchgen.errors import EXIT_DONE, EXIT_STOPPED, BatchgenError
 from batchgen.inventory.model import ModelOptions
+from batchgen.report.safe import printable
+
+if TYPE_CHECKING:
+    from batchgen.report.sheet import Sheet
 
 _MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "failure": ("FAILURE", "bold red")}
 
@@ -102,17 +106,23 @@ def _model_check(model: str, options: ModelOptions, platform: Any) -> doctor.Che
     return doctor.Check("model", "ok", "; ".join([text, *facts.notes]))
 
 
-def _print(checks: list[doctor.Check]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def checks_table(checks: Sequence[doctor.Check]) -> Sheet:
+    """One line a check, what to do about it behind."""
     from rich.text import Text
 
-    table = Table(box=None, show_header=False, pad_edge=False)
+    from batchgen.report.sheet import Column, Sheet
+
+    table = Sheet("", (Column("", keep=0), Column("check", keep=1), Column("found", "text", label="")), header=False)
     for check in checks:
         word, style = _MARKS[check.status]
-        # Text, not str: a path or a device's name may look like rich markup.
-        body = Text(check.text)
+        found = Text(printable(check.text))
         if check.fix:
-            body.append(f"\n{check.fix}", style="dim")
-        table.add_row(Text(word, style=style), Text(check.name), body)
-    Console().print(table)
+            found.append(f"; {printable(check.fix)}", style="dim")
+        table.add(Text(word, style=style), printable(check.name), found)
+    return table
+
+
+def _print(checks: Sequence[doctor.Check]) -> None:
+    from rich.console import Console
+
+    Console(highlight=False, markup=False, emoji=False).print(checks_table(checks))

@@ -5,26 +5,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
 from batchgen.plan.records import Plan, StagePlan
 from batchgen.report.plan_text import plain
+from batchgen.report.sheet import Column, Sheet
 from batchgen.units import duration_text, size_text
 
 
-def stages_table(plan: Plan) -> Table:
-    """Per stage and shape: batch, memory at its peak, what is left, bytes moved a batch, predicted time."""
-    table = _table("Stages", ("stage", "shape", "batch", "weights", "activations", "peak", "free", "moved a batch", "time"))
+def stages_table(plan: Plan) -> Sheet:
+    """Per stage and shape: batch, memory at its peak, what is left, bytes moved a batch, predicted time. One shape is named once, above."""
+    shapes = {stage.shape for stage in plan.stages}
+    alone = shapes.pop() if len(shapes) == 1 else ""
+    columns = (
+        Column("stage", keep=0), *(() if alone else (Column("shape", "text", label=""),)), Column("batch", "number", 2),
+        Column("weights", "number", 5), Column("activations", "number", 6), Column("peak", "number", 1),
+        Column("free", "number", 8, spare=True),
+        Column("moved", "number", 7), Column("time", "number", 1),
+    )
+    table = Sheet(f"Stages at {plain(alone)}" if alone else "Stages", columns, "\n".join(night_lines(plan)))
     available = min(device.available_bytes for device in plan.devices)
     for stage in plan.stages:
-        _row(table, (
-            stage.name + (" (tiled)" if stage.tiled else ""), stage.shape, str(stage.batch), size_text(stage.weights_bytes),
-            size_text(stage.activation_bytes), size_text(stage.peak_bytes), size_text(available - stage.peak_bytes),
-            size_text(stage.transfer_bytes), "–" if stage.seconds is None else duration_text(stage.seconds),
-        ))  # fmt: skip
-    table.caption = Text("\n".join(night_lines(plan)))
+        table.add(
+            stage.name + (" (tiled)" if stage.tiled else ""), *(() if alone else (stage.shape,)), stage.batch,
+            size_text(stage.weights_bytes), size_text(stage.activation_bytes), size_text(stage.peak_bytes),
+            size_text(available - stage.peak_bytes), size_text(stage.transfer_bytes),
+            "–" if stage.seconds is None else duration_text(stage.seconds),
+        )  # fmt: skip
     return table
 
 
@@ -61,22 +66,25 @@ class Compared:
     refused: str = ""
 
 
-def compare_table(rows: Sequence[Compared]) -> Table:
+def compare_table(rows: Sequence[Compared]) -> Sheet:
     """One row a card: placements, batches, predicted time, what limits it."""
-    table = _table("Cards", ("card", "placements", "batches", "peak", "time", "an hour", "moved", "limited by"))
+    table = Sheet("Cards", (
+        Column("card", keep=0), Column("placements", "text", label=""), Column("batches", "text"), Column("peak", "number", 3),
+        Column("time", "number", 1), Column("an hour", "number", 2), Column("moved", "number", 4), Column("limited by", "text"),
+    ))
     for row in rows:
         if row.plan is None:
-            _row(table, (row.card, "does not fit", "–", "–", "–", "–", "–", row.refused.splitlines()[0] if row.refused else ""))
+            table.add(row.card, "does not fit", "–", "–", "–", "–", "–", row.refused.splitlines()[0] if row.refused else "")
             continue
         plan, said = row.plan, row.plan.predicted
         night = next((dict(decision.numbers) for decision in plan.trail if decision.rule == "predict"), {})
         jobs = int(night.get("jobs") or 0)
-        _row(table, (
+        table.add(
             row.card, ", ".join(f"{spot.component} {spot.mode}" for spot in plan.placements),
             ", ".join(f"{stage.name} {stage.batch}" for stage in plan.stages), size_text(said.peak_device_bytes),
             "–" if said.seconds is None else duration_text(said.seconds),
             "–" if not said.seconds else f"{jobs / said.seconds * 3600:.0f}", size_text(said.bytes_moved), limited_by(plan),
-        ))  # fmt: skip
+        )  # fmt: skip
     return table
 
 
@@ -89,20 +97,3 @@ def limited_by(plan: Plan) -> str:
     longest: StagePlan | None = max((stage for stage in plan.stages if stage.seconds), key=lambda stage: stage.seconds or 0.0, default=None)
     work = f"compute: {longest.name}" if longest is not None else "–"
     return f"{work}; {', '.join(moved)} out between stages" if moved else work
-
-
-def _table(title: str, headings: Sequence[str]) -> Table:
-    table = Table(
-        title=Text(title), box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", header_style="bold", caption_justify="left",
-        show_edge=False, pad_edge=False, padding=(0, 1, 0, 0),
-    )  # fmt: skip
-    for heading in headings:
-        table.add_column(heading, overflow="fold", justify="left" if heading in _WORDS else "right")
-    return table
-
-
-_WORDS = frozenset({"stage", "shape", "card", "placements", "batches", "limited by"})
-
-
-def _row(table: Table, cells: Sequence[str]) -> None:
-    table.add_row(*(Text(plain(cell)) for cell in cells))

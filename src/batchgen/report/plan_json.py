@@ -37,6 +37,7 @@ def plan_object(plan: Plan) -> dict[str, Any]:
         "stages": [{**asdict(stage), "components": list(stage.components)} for stage in plan.stages],
         "batch_size": plan.batch_size if plan.batch_size is not None else "auto",
         "predicted": asdict(plan.predicted) if plan.stages else {},
+        "scaling": [asdict(point) for point in plan.scaling],
         "trail": [
             {
                 "rule": decision.rule, "subject": decision.subject, "decision": decision.decision,

@@ -22,7 +22,9 @@ def summary_lines(plan: Plan) -> list[str]:
     limit = "never" if plan.threshold_gb is None else f"{plan.threshold_gb:g} GiB"
     several = ""
     if plan.fsdp:
-        several = f"; sharded over {len(plan.devices)} devices"
+        each = "one group" if plan.replicas == 1 else f"{plan.replicas} groups"
+        several = f"; {each} of {plan.group_size} devices with a sharded dit"
+        several += ", guidance's branches in parallel" if plan.cfg_parallel else ""
     elif plan.replicas > 1:
         several = f"; {plan.replicas} replicas, one a device"
     return [

@@ -7,14 +7,14 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from batchgen.errors import RunStoppedError
 from batchgen.journal import Journal
+from batchgen.report.sheet import Column, Sheet
 from batchgen.runfolder import RunFolder
 from batchgen.runlock import heartbeat_age, is_alive, read_holder
-from batchgen.units import duration_text, size_text
+from batchgen.units import counted, duration_text, size_text
 
 _RATE_SECONDS = 900.0  # a rate over the last quarter of an hour: models of several shapes do not run evenly
 _SHOWN_REASONS = 15
@@ -104,15 +104,16 @@ def render(status: dict[str, Any]) -> RenderableType:
     counts = status["counts"]
     parts: list[RenderableType] = [Text(_headline(status), style="bold"), _counts_table(counts)]
     if status["failures"]:
-        parts.append(_failures_table(status["failures"]))
+        parts += [Text(), _failures_table(status["failures"])]
     if status["skipped_rows"]:
-        parts.append(Text(f"{status['skipped_rows']} rows of the manifest were invalid and skipped"))
+        rows = counted(status["skipped_rows"], "row of the manifest was", "rows of the manifest were")
+        parts.append(Text(f"{rows} invalid and skipped"))
     if status["limit"] is not None:
         parts.append(Text(f"--limit {status['limit']}: later rows of the manifest are not counted; run without it to render them"))
     if status["shard"] is not None:
         parts.append(Text(f"shard {status['shard']} of the manifest's jobs; `batchgen merge` joins all shards"))
     if status["workers"]:
-        parts.append(_workers_table(status["workers"]))
+        parts += [Text(), _workers_table(status["workers"])]
     return Group(*parts)
 
 
@@ -137,40 +138,33 @@ def _headline(status: dict[str, Any]) -> str:
     return line
 
 
-def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    table = Table(show_edge=False, pad_edge=False, box=None, header_style="dim")
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+def _counts_table(counts: dict[str, int]) -> Sheet:
+    table = Sheet("", [Column(name, "number", keep=0 if name == "done" else 1 if name == "failed" else 2) for name in counts])
+    table.add(*counts.values())
     return table
 
 
-def _counts_table(counts: dict[str, int]) -> Table:
-    table = _table(*counts, right=tuple(counts))
-    table.add_row(*(str(count) for count in counts.values()))
-    return table
-
-
-def _failures_table(failures: list[dict[str, Any]]) -> Table:
-    table = _table("jobs", "kind", "stage", "reason", "for example", right=("jobs",))
+def _failures_table(failures: list[dict[str, Any]]) -> Sheet:
+    table = Sheet("Failures", (
+        Column("jobs", "number"), Column("kind"), Column("stage", label="in"), Column("reason", "text", label=""),
+        Column("for example", "text"),
+    ))
     for group in failures[:_SHOWN_REASONS]:
-        # Text: a reason or an id may hold brackets, which are no markup of ours.
-        cells = (group["kind"] or group["state"], group["stage"], group["reason"], ", ".join(group["examples"]))
-        table.add_row(str(group["count"]), *(Text(_plain(cell)) for cell in cells))
+        table.add(group["count"], group["kind"] or group["state"], group["stage"], group["reason"], ", ".join(group["examples"]))
     if len(failures) > _SHOWN_REASONS:
-        table.add_row(str(sum(group["count"] for group in failures[_SHOWN_REASONS:])), Text("for other reasons"))
+        table.add(sum(group["count"] for group in failures[_SHOWN_REASONS:]), "…", "", "for other reasons", "")
     return table
 
 
-def _workers_table(workers: list[dict[str, Any]]) -> Table:
-    table = _table("worker", "pid", "device", "state", "stage", "jobs", "memory", "growth/h", "deaths", right=("jobs", "memory", "deaths"))
+def _workers_table(workers: list[dict[str, Any]]) -> Sheet:
+    table = Sheet("Workers", (
+        Column("worker", "number"), Column("pid", "number", 9), Column("device"), Column("state"), Column("stage"),
+        Column("jobs", "number"), Column("memory", "number", 6), Column("growth/h", "number", 8), Column("deaths", "number", 7),
+    ))
     for row in workers:
         memory = size_text(row["rss_bytes"]) if row["rss_bytes"] else ""
         growth = size_text(round(row["slope_bytes_per_hour"])) if row["slope_bytes_per_hour"] is not None else ""
-        words = (row["device"] or "", row["state"], row["stage"] or "", str(row["jobs"]), memory, growth, str(row["deaths"]))
-        table.add_row(str(row["worker"]), str(row["pid"]), *words)
+        table.add(
+            row["worker"], row["pid"], row["device"] or "", row["state"], row["stage"] or "", row["jobs"], memory, growth, row["deaths"],
+        )
     return table
-
-
-def _plain(text: str) -> str:
-    """Without control characters: reasons quote models and manifests, and a terminal must not obey them."""
-    return "".join(char if char.isprintable() else " " for char in text)

@@ -1,46 +1,24 @@
 """The tables at the end of a run, and the same as plain text for the run folder.
 
-Cells are `Text`, never markup: a reason or a name may hold brackets. Knows summaries and plans, not how they came about.
+Knows summaries and plans, not how they came about.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from rich import box
 from rich.console import Console, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from batchgen.plan.records import Plan
+from batchgen.report.plan_text import plain
+from batchgen.report.sheet import Column, Sheet
 from batchgen.report.summary import Summary
-from batchgen.units import duration_text, size_text
+from batchgen.units import counted, duration_text, size_text
 
 TEXT_WIDTH = 140  # of tables kept as files
 FAILURES_SHOWN = 20
 DECISIONS_SHOWN = 40
-
-
-def _table(title: str, columns: Sequence[tuple[str, bool]]) -> Table:
-    """An empty table; a column is (heading, is a number)."""
-    table = Table(
-        title=Text(title), box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", header_style="bold", caption_justify="left",
-        show_edge=False, pad_edge=False, padding=(0, 1, 0, 0),
-    )
-    for heading, number in columns:
-        # Numbers and names stay on one line; the running text gives way where the terminal is narrow.
-        table.add_column(heading, justify="right" if number else "left", overflow="fold", no_wrap=number)
-    return table
-
-
-def _row(table: Table, cells: Iterable[object]) -> None:
-    table.add_row(*(Text(_clean(str(cell))) for cell in cells))
-
-
-def _clean(text: str) -> str:
-    """One line without control characters: text from files, models and manifests must not move the cursor."""
-    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def _seconds(value: float) -> str:
@@ -53,32 +31,29 @@ def _bytes(value: int) -> str:
     return size_text(value) if value else "–"
 
 
-def component_table(summary: Summary, plan: Plan) -> Table:
+def component_table(summary: Summary, plan: Plan) -> Sheet:
     """Per component: loads, moves, calls and times, beside the residency table, which says where it lives and why.
 
     Order of the plan; what the plan does not know comes last. A placement that was not carried out as planned is named below.
     """
-    table = _table(
-        "Components",
-        [("component", False), ("loaded", True), ("load", True), ("moves", True), ("moved", True), ("move", True), ("calls", True),
-         ("compute", True)],
-    )
+    table = Sheet("Components", (
+        Column("component", keep=0), Column("loaded", "number", 2), Column("load", "number", 6), Column("moves", "number", 4),
+        Column("moved", "number", 3), Column("move", "number", 7), Column("calls", "number", 5), Column("compute", "number", 1),
+    ))
     changed = []
     modes = plan.modes
     for name in [*modes, *(name for name in summary.components if name not in modes)]:
         use = summary.components.get(name)
         if use is None:
-            _row(table, [name, *["–"] * 7])
+            table.add(name, *["–"] * 7)
             continue
         if use.placement is not None and name in modes and use.placement != modes[name]:
             changed.append(f"{name} ran as {use.placement}, planned {modes[name]}")
-        _row(
-            table,
-            [name, _bytes(use.loaded_bytes), _seconds(use.load_seconds), use.moves_in or "–", _bytes(use.moved_bytes),
-             _seconds(use.move_seconds), use.calls or "–", _seconds(use.compute_seconds)],
+        table.add(
+            name, _bytes(use.loaded_bytes), _seconds(use.load_seconds), use.moves_in or "–", _bytes(use.moved_bytes),
+            _seconds(use.move_seconds), use.calls or "–", _seconds(use.compute_seconds),
         )
-    if changed:
-        table.caption = Text(_clean("; ".join(changed)))
+    table.caption = plain("; ".join(changed))
     return table
 
 
@@ -94,15 +69,16 @@ def predicted_per_job(plan: Plan) -> dict[str, float]:
     return found
 
 
-def stage_table(summary: Summary, plan: Plan) -> Table:
+def stage_table(summary: Summary, plan: Plan) -> Sheet:
     """Per stage: batches, rows computed, jobs served, seconds, measured beside predicted, and its share of all stages' time."""
     predicted = predicted_per_job(plan)
     streamed = any(stage.streamed_bytes for stage in summary.stages.values())
-    table = _table(
-        "Stages",
-        [("stage", False), ("batches", True), ("largest", True), ("rows", True), ("jobs", True), ("time", True), ("per job", True),
-         *([("predicted", True)] if predicted else []), ("share", True), *([("streamed", True)] if streamed else [])],
-    )
+    table = Sheet("Stages", (
+        Column("stage", keep=0), Column("batches", "number", 6), Column("largest", "number", 7), Column("rows", "number", 8),
+        Column("jobs", "number", 3), Column("time", "number", 1), Column("per job", "number", 2),
+        *([Column("predicted", "number", 4)] if predicted else []), Column("share", "number", 5),
+        *([Column("streamed", "number", 9)] if streamed else []),
+    ))
     total = summary.stage_seconds
     for name, stage in summary.stages.items():
         share = f"{100 * stage.seconds / total:.0f} %" if total else "–"
@@ -111,34 +87,35 @@ def stage_table(summary: Summary, plan: Plan) -> Table:
         if predicted:
             cells.append(f"{predicted[name]:.2f} s" if name in predicted else "–")
         cells.append(share)
-        _row(table, [*cells, _bytes(stage.streamed_bytes)] if streamed else cells)
+        table.add(*cells, *([_bytes(stage.streamed_bytes)] if streamed else []))
     return table
 
 
-def decision_table(summary: Summary) -> Table | None:
+def decision_table(summary: Summary) -> Sheet | None:
     """Steps taken while running: smaller batches, tiling, leaner placements. None if there were none."""
     if not summary.decisions:
         return None
-    table = _table("Decisions while running", [("rule", False), ("subject", False), ("decision", False), ("why", False)])
+    table = Sheet("Decisions while running", (Column("rule"), Column("subject"), Column("decision"), Column("why", "text", label="")))
     for step in summary.decisions[:DECISIONS_SHOWN]:
-        _row(table, [step.rule, step.subject, step.decision, step.text])
+        table.add(step.rule, step.subject, step.decision, step.text)
     left = len(summary.decisions) - DECISIONS_SHOWN
     if left > 0:
-        _row(table, ["…", "", "", f"and {left} more; the events file and run.json have all"])
+        table.add("…", "", "", f"and {left} more; the events file and run.json have all")
     return table
 
 
-def failure_table(failures: Iterable[tuple[str, str, int]]) -> Table | None:
+def failure_table(failures: Iterable[tuple[str, str, int]]) -> Sheet | None:
     """Failures by reason, most frequent first, from (kind, reason, jobs). None if there are none."""
     found = sorted(failures, key=lambda item: (-item[2], item[0], item[1]))
     if not found:
         return None
-    table = _table("Failures", [("jobs", True), ("kind", False), ("reason", False)])
+    table = Sheet("Failures", (Column("jobs", "number"), Column("kind"), Column("reason", "text", label="")))
     for kind, reason, jobs in found[:FAILURES_SHOWN]:
-        _row(table, [jobs, kind, reason])
+        table.add(jobs, kind, reason)
     if len(found) > FAILURES_SHOWN:
         rest = found[FAILURES_SHOWN:]
-        _row(table, [sum(jobs for _, _, jobs in rest), "…", f"{len(rest)} more reasons; tables/jobs.csv has all"])
+        more = counted(len(rest), "more reason")
+        table.add(sum(jobs for _, _, jobs in rest), "…", f"{more}; tables/jobs.csv has all")
     return table
 
 
