@@ -27,7 +27,8 @@ def make_plan(folder: Path, *, modes: dict[str, str] | None = None, batch_size: 
         for name in ModelFolder.read(folder).models
     )
     device = DeviceFacts("CPU", "cpu", 2**40, 2**40)
-    return Plan("manual", "cpu", (device,), False, False, 1, None, "global", placements, batch_size, Trail(), **more)
+    sharded = "fsdp" in (modes or {}).values()
+    return Plan("manual", "cpu", (device,), sharded, False, 1, None, "global", placements, batch_size, Trail(), **more)
 
 
 def make_job(index: int, prompt: str, **fields: Any) -> Job:

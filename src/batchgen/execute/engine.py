@@ -21,16 +21,18 @@ import torch
 from batchgen.errors import ModelError, RunStoppedError
 from batchgen.events import Emit, Event, FailureKind, LatentsSpooled, WorkerReady
 from batchgen.execute.attention import check_attention
+from batchgen.execute.branches import split_branches
 from batchgen.execute.components import Components
 from batchgen.execute.confirm import confirm_device
 from batchgen.execute.encoding import Encoding
+from batchgen.execute.group import RankGroup, join
 from batchgen.execute.guidance import GuidanceRules
 from batchgen.execute.load import ModelFolder, quiet_libraries
 from batchgen.execute.loras import Loras
 from batchgen.execute.memory import HostBudget
 from batchgen.execute.meter import Meter
 from batchgen.execute.pictures import INPUTS, read_inputs
-from batchgen.execute.products import Products, Sound, difference, rows_of
+from batchgen.execute.products import Products, Sound, Unwritten, difference, rows_of
 from batchgen.execute.residency import Residency
 from batchgen.execute.runner import Runner, Task, call_arguments
 from batchgen.execute.settings import EngineSettings, Window
@@ -50,8 +52,9 @@ class Engine:
 
     def __init__(self, worker: int, settings: EngineSettings, plan: Plan, emit: Emit) -> None:
         started = time.perf_counter()
-        if settings.threads is not None:
-            torch.set_num_threads(settings.threads)
+        ranks = settings.group.size if settings.group is not None and settings.device == "cpu" else 1
+        if settings.threads is not None or ranks > 1:
+            torch.set_num_threads(settings.threads or max(1, (os.cpu_count() or 1) // ranks))
         quiet_libraries()
         lock = threading.Lock()  # the writers emit from threads of their own
 
@@ -64,10 +67,14 @@ class Engine:
         self.folder = ModelFolder.read(
             settings.model_folder, trust_remote_code=settings.trust_remote_code, allow_pickle=settings.allow_pickle
         )
+        self.group = join(settings.group, self.device)
         budget = HostBudget.find(settings.host_memory_bytes)
+        # ranks share one machine's memory, and what depends on it they must all do alike
+        budget.limit_bytes = self.group.least(budget.limit_bytes // self.group.size)
         self.residency = Residency(
             plan.modes, self.device, prefetch=plan.prefetch, host_budget=budget, emit=self.emit, worker=worker,
             fixed=[placement.component for placement in plan.placements if placement.by == "user"], keep_bytes=dict(plan.keep_bytes),
+            group=self.group,
         )
         check_attention(settings.attention_backend)
         loras = Loras.read(settings.loras, self.folder.pipeline_class)
@@ -75,10 +82,10 @@ class Engine:
         self.runner = Runner(worker, self.emit, self.components, tiling=settings.vae_tiling)
         self.sizes = BatchSizes(plan)
         self.cache = EncodedCache(budget)
-        self.products = Products(worker, settings.outputs, self.emit)
+        self.products: Products | Unwritten = Products(worker, settings.outputs, self.emit) if self.group.leads else Unwritten()
         self._roads: dict[tuple[tuple[str, ...], bool], tuple[Stages, GuidanceRules]] = {}
         self._spooled = 0
-        self._spools = settings.spool_latents
+        self._spools = self._may_spool = settings.spool_latents and self.group.leads
         self._smoke = tuple(Job.from_json(text) for text in settings.smoke_jobs)  # still to be tried
         self._proven = False  # a product of the right size has been seen: the model can make what jobs ask for
         self._announce(started)
@@ -90,10 +97,13 @@ class Engine:
         stages, _ = self.road(())
         versions = (("torch", str(torch.__version__)), ("diffusers", diffusers.__version__), ("transformers", transformers.__version__))
         self.emit(WorkerReady(
-            self.worker, os.getpid(), str(self.device), tuple(stage.name for stage in stages.stages),
+            self.worker, os.getpid(), self._device_text(), tuple(stage.name for stage in stages.stages),
             tuple((stage.name, stage.components) for stage in stages.stages),
             "stages" if stages.family is not None else "pipeline", time.perf_counter() - started, versions,
         ))
+
+    def _device_text(self) -> str:
+        return "+".join(self.settings.group.devices) if self.settings.group is not None else str(self.device)
 
     def road(self, inputs: tuple[str, ...], *, whole: bool = False) -> tuple[Stages, GuidanceRules]:
         """The stages for jobs that bring these picture inputs, and what guidance means in them. Built at first use.
@@ -130,7 +140,7 @@ class Engine:
             self.run_window(Window(-1, jobs))
         finally:
             self.products, self.emit, self.runner.emit = kept
-            self._spools = self.settings.spool_latents
+            self._spools = self._may_spool
         if not self.runner.stopping.is_set():
             trial.judge(jobs, self.components.modules)
 
@@ -147,7 +157,7 @@ class Engine:
             by_inputs.setdefault(input_names(job), []).append(job)
         for inputs, jobs in by_inputs.items():
             try:
-                stages, rules = self.road(inputs)
+                stages, rules = self.runner.agreed(partial(self.road, inputs))
                 whole = [job for job in jobs if rules.beyond_stages(job)]
                 if whole:
                     self._ordinary(self.road(inputs, whole=True)[0], [Row(job, rules.of(job)) for job in whole])
@@ -203,15 +213,19 @@ class Engine:
         self.components.loras.use(stage.components, shape.lora)
         carried = self._joined(batch)
         fields = {name: value for name, value in carried.items() if any(name in other.denoiser_fields for other in stages.encoders)}
-        generators = [row.generator_now() for row in batch]
+        generators = self._noise(batch)
         arguments = call_arguments(stages.call, batch[0].job, len(batch)) | carried | {"generator": generators}
         if rules.embeds_scale and batch[0].guidance.scale is not None:
             arguments["guidance_scale"] = batch[0].guidance.scale
+        guiders = rules.guiders_for([row.guidance for row in batch])
+        if isinstance(self.group, RankGroup) and self.group.cfg_parallel:
+            guiders = split_branches(guiders, self.group)
         started = time.perf_counter()
-        outputs = call_stage(stage, arguments, rules.guiders_for([row.guidance for row in batch]), fields)
+        outputs = call_stage(stage, arguments, guiders, fields)
         wanted = stages.named(DECODE).inputs
         kept = {name: split_rows(value, len(batch)) for name, value in outputs.items() if name in wanted and value is not None}
         values = [{name: to_host(split[index]) for name, split in kept.items()} for index in range(len(batch))]
+        values = self.group.settled("the denoised latents", values)
         seconds = time.perf_counter() - started
         self.runner.batch_done(stage, shape, batch, len(batch), seconds)
         for row, made, generator in zip(batch, values, generators, strict=True):
@@ -242,6 +256,13 @@ class Engine:
         outputs = call_stage(stage, arguments, {})
         self._finish(stages, stage, shape, batch, outputs, time.perf_counter() - started)
 
+    def _noise(self, batch: Sequence[Row]) -> list[torch.Generator]:
+        """The rows' generators. Ranks of a group must draw the same: raises GroupDivergedError where theirs stand elsewhere."""
+        generators = [row.generator_now() for row in batch]
+        states = [(row.job.key, made.get_state()) for row, made in zip(batch, generators, strict=True)]
+        self.group.check_same("the jobs and their noise", states)
+        return generators
+
     def _joined(self, batch: Sequence[Row]) -> dict[str, Any]:
         names = [name for name in batch[0].values if all(name in row.values for row in batch)]
         return {name: join_rows([row.values[name] for row in batch], self.device) for name in names}
@@ -264,7 +285,7 @@ class Engine:
         stages.fresh_scheduler(stage)
         self.components.loras.use(stage.components, shape.lora)
         arguments = call_arguments(stages.call, job, len(batch))
-        arguments |= {"prompt": [row.job.prompt for row in batch], "generator": [row.generator_now() for row in batch]}
+        arguments |= {"prompt": [row.job.prompt for row in batch], "generator": self._noise(batch)}
         arguments |= read_inputs(job) if len(batch) == 1 else {}
         if job.negative_prompt is not None:
             arguments["negative_prompt"] = [row.job.negative_prompt for row in batch]
@@ -283,6 +304,7 @@ class Engine:
         self, stages: Stages, stage: Stage, shape: ShapeKey, batch: Sequence[Row], outputs: dict[str, Any], seconds: float
     ) -> None:
         products, filtered = rows_of(outputs, len(batch))
+        filtered = self.group.settled("what the safety filter says", list(filtered))
         self.runner.batch_done(stage, shape, batch, len(batch), seconds)
         sounds = self._sounds(stage, outputs, len(batch))
         for row, product, flagged, sound in zip(batch, products, filtered, sounds, strict=True):
@@ -354,9 +376,14 @@ class Engine:
         for name, wanted in by_file.items():
             try:
                 unspool(Path(self.settings.run_folder) / name, wanted)
+                readable = True
             except (OSError, ValueError):
-                continue
-            found.extend(wanted.values())
+                readable = False
+            if self.group.everywhere(readable):
+                found.extend(wanted.values())
+            else:
+                for row in wanted.values():
+                    row.values, row.generator, row.batch, row.spool = {}, None, 0, None
         return found
 
 

@@ -171,7 +171,7 @@ class ModelFolder:
         (a VAE's latents_mean).
         """
         cls = self.component_class(name)
-        with torch.device("meta"), _default_dtype(dtype):
+        with torch.device("meta"), default_dtype(dtype):
             module: nn.Module = cls.from_config(cls.load_config(str(self.path), subfolder=name))  # type: ignore[attr-defined]
         module.eval().requires_grad_(False)
         wanted = {key for key, _ in module.named_buffers()} & set(module.state_dict())
@@ -188,7 +188,7 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-class _default_dtype:
+class default_dtype:
     """`torch.set_default_dtype` for a block."""
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -225,7 +225,7 @@ def check_loaded(name: str, module: nn.Module, missing: Any, dtype: torch.dtype)
         if tensor.is_meta:
             raise ModelError(f"{name}: {key} was not loaded")
     for key, parameter in module.named_parameters():
-        if parameter.dtype.is_floating_point and not _plausible(parameter):
+        if parameter.dtype.is_floating_point and not looks_plausible(parameter):
             raise ModelError(f"{name}: {key} holds values that are not numbers", hint="the weight file is damaged")
     floating = {parameter.dtype for parameter in module.parameters() if parameter.dtype in (torch.float16, torch.bfloat16, torch.float32)}
     if floating and dtype not in floating:
@@ -242,7 +242,7 @@ def _any(weight: torch.Tensor) -> bool:
     return bool(flat[:SAMPLE].any()) or bool(flat.any())
 
 
-def _plausible(parameter: torch.Tensor) -> bool:
+def looks_plausible(parameter: torch.Tensor) -> bool:
     flat = parameter.detach().view(-1) if parameter.is_contiguous() else parameter.detach().reshape(-1)
     if flat.numel() == 0:
         return True

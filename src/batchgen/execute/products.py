@@ -147,6 +147,19 @@ class Products:
         self._pool.shutdown(wait=True)
 
 
+class Unwritten:
+    """In Products' place on the ranks of a group that write nothing: the first one does."""
+
+    def take(self, row: Row, product: FloatArray, resolved: Mapping[str, Any], *, sound: Sound | None = None) -> None:
+        """Drops the product."""
+
+    def finish(self) -> None:
+        """Nothing is under way."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 def rows_of(outputs: Mapping[str, Any], rows: int) -> tuple[Sequence[FloatArray], Sequence[bool]]:
     """A decode's products, one array a row, and which of them a safety filter replaced."""
     products = outputs.get("images") if outputs.get("images") is not None else outputs.get("videos")

@@ -21,6 +21,8 @@ from torch.utils.hooks import RemovableHandle
 
 from batchgen.errors import UsageError
 from batchgen.events import ComponentMoved, DecisionMade, Emit
+from batchgen.execute import sharding
+from batchgen.execute.group import Alone
 from batchgen.execute.memory import DeviceMemory, HostBudget, HostBuffer, trim_allocator
 from batchgen.execute.moving import Weights
 from batchgen.execute.streaming import BlockStream, StreamApi, find_blocks, streams_for
@@ -49,6 +51,8 @@ class Held:
 
     @property
     def is_in(self) -> bool:
+        if self.mode == "fsdp":
+            return True
         return self.weights.is_in if self.weights is not None else self.stream is not None and self.stream.is_open
 
     @property
@@ -77,6 +81,7 @@ class Residency:
     def __init__(
         self, modes: Mapping[str, Mode], device: torch.device, *, host_budget: HostBudget, emit: Emit, worker: int = 0, prefetch: int = 2,
         fixed: Iterable[str] = (), keep_bytes: Mapping[str, int] | None = None, streams: StreamApi | None = None,
+        group: Alone | None = None,
     ) -> None:
         self.device = torch.device(device)
         if str(self.device) == "cuda":  # tensors tell their card's number
@@ -89,6 +94,7 @@ class Residency:
         self.keep_bytes = dict(keep_bytes or {})
         self._planned_keep = dict(self.keep_bytes)
         self.streams = streams if streams is not None else streams_for(self.device)
+        self.group = group if group is not None else Alone()
         self._emit = emit
         self._worker = worker
         self._held: dict[str, Held] = {}
@@ -142,6 +148,18 @@ class Residency:
 
     def is_in(self, name: str) -> bool:
         return self._held[name].is_in
+
+    def replan(self, name: str, mode: Mode) -> None:
+        """Another placement than the plan's, for a component that is not added yet or is in no stage now."""
+        self.planned[name] = mode
+        if name in self._held and self._held[name].mode != mode:
+            self._change(name, mode)
+
+    def rest(self) -> None:
+        """Between two batches, also after one that broke off: no sharded component keeps anything gathered."""
+        for held in self._held.values():
+            if held.mode == "fsdp":
+                sharding.rest(held.module)
 
     @property
     def pins(self) -> bool:
@@ -455,7 +473,10 @@ def _end_stream(residency: Residency, held: Held) -> None:
     held.stream.release()
 
 
-def _refuse_sharding(residency: Residency, held: Held) -> None:
+def _take_shards(residency: Residency, held: Held) -> None:
+    """The loader has cut it already, onto the device."""
+    if residency.group.size > 1 and sharding.is_sharded(held.module):
+        return
     raise UsageError(
         f"{held.name} is planned as fsdp, but this worker runs alone on {residency.device}: sharding needs a group of workers, "
         "one for each device",
@@ -463,9 +484,13 @@ def _refuse_sharding(residency: Residency, held: Held) -> None:
     )
 
 
+def _rest_shards(residency: Residency, held: Held) -> None:
+    sharding.rest(held.module)
+
+
 STRATEGIES: Mapping[Mode, Strategy] = {
     "resident": Strategy(_settle_resident, _nothing, _nothing, _resident_to_host),
     "component-offload": Strategy(_hold_offloaded, Residency.bring_in, Residency.take_out, _release_offloaded),
     "layerwise-offload": Strategy(_start_stream, _open_stream, _close_stream, _end_stream),
-    "fsdp": Strategy(_refuse_sharding, _nothing, _nothing, _nothing),
+    "fsdp": Strategy(_take_shards, _nothing, _nothing, _rest_shards),
 }

@@ -9,15 +9,16 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from batchgen.errors import BatchgenError, RunStoppedError
 from batchgen.events import DecisionMade, Emit, FailureKind, JobFailed, MemorySample, StageBatchDone, StageBatchStarted
 from batchgen.execute.components import Components
+from batchgen.execute.group import Alone, GroupDivergedError, GroupLostError, PeerError
 from batchgen.execute.load import first_line
 from batchgen.execute.memory import DeviceMemory, rss_bytes
 from batchgen.execute.recovery import Action, Ladder, Situation, free_after_oom, is_out_of_memory
@@ -26,6 +27,7 @@ from batchgen.execute.windows import Row, chunks
 from batchgen.jobs import Job, ShapeKey
 from batchgen.plan.trail import Decision
 
+T = TypeVar("T")
 BARREN = 25  # jobs that may fail before the first product; then the fault is not theirs
 
 
@@ -52,6 +54,23 @@ class Task:
 Queue = deque[tuple[Task, Sequence[Any]]]
 
 
+class Stopping:
+    """The wish to stop after the batch in flight. `set` from any thread; `is_set` where every rank of a group asks."""
+
+    def __init__(self, group: Alone) -> None:
+        self._group = group
+        self._asked = threading.Event()
+        self._told = False
+
+    def set(self) -> None:
+        self._asked.set()
+
+    def is_set(self) -> bool:
+        """What the first rank has heard, so that all ranks end after the same batch."""
+        self._told = self._told or self._group.told(self._asked.is_set())
+        return self._told
+
+
 class Runner:
     """One worker's batches. `window` is the window at work; `ended` the keys of jobs that have had their last event."""
 
@@ -60,7 +79,8 @@ class Runner:
         self.residency, self.meter = components.residency, components.meter
         self.memory = DeviceMemory(self.residency.device)
         self.ladder = Ladder()
-        self.stopping = threading.Event()
+        self.group = self.residency.group
+        self.stopping = Stopping(self.group)
         self.window = 0
         self.ended: set[str] = set()
         self._tiling = tiling
@@ -113,8 +133,11 @@ class Runner:
         self.memory.reset_peak()
         while queue and (last or not self.stopping.is_set()):
             try:
-                self.components.ensure(stage.components)
-                with self.residency.stage(stage.components, one_at_a_time=stage.name == PIPELINE):
+                self.agreed(lambda: self.components.ensure(stage.components))
+                self.components.settle(stage.components)
+                with ExitStack() as leaving:
+                    whole = stage.name == PIPELINE
+                    self.agreed(lambda: leaving.enter_context(self.residency.stage(stage.components, one_at_a_time=whole)))  # noqa: B023
                     step = self._drain(stage, queue, then, last)
             except (torch.OutOfMemoryError, MemoryError) as error:
                 step = self._no_room(stage, queue, error)
@@ -156,15 +179,36 @@ class Runner:
         self.emit(StageBatchStarted(self.worker, self.window, stage.name, task.where, task.keys(batch)))
         try:
             with self._tiled(stage, task.where):
-                task.work(batch)
-        except RunStoppedError:
+                self.agreed(lambda: task.work(batch))
+        except (RunStoppedError, GroupLostError, GroupDivergedError):
             raise
         except Exception as error:
             if _device_is_lost(error):
                 raise  # every later call would fail too: another process may do better
             self.meter.take()
+            self.residency.rest()
             return error
+        self.residency.rest()
         return None
+
+    def agreed(self, work: Callable[[], T]) -> T:
+        """Work that every rank of a group does: what one of them raises is raised on all. Raises GroupLostError where one is gone."""
+        error: Exception | None = None
+        try:
+            made = work()
+        except (GroupLostError, GroupDivergedError):
+            raise
+        except Exception as raised:
+            if _device_is_lost(raised):
+                raise
+            error = raised
+        error = self.group.agree(error)
+        if error is not None:
+            try:
+                raise error
+            finally:
+                error = None  # it knows this frame: what it holds would stay until the next collection
+        return made
 
     def _one_by_one(self, stage: Stage, task: Task, batch: Sequence[Any], queue: Queue, cause: Exception) -> None:
         """Finds the item that fails its batch. Where none does, the stage cannot batch (a VAE's attention mask): remembered."""
@@ -192,11 +236,13 @@ class Runner:
         reason = first_line(error)
         free_after_oom(error)
         leaner = any(self.residency.next_leaner(name, in_stage=name in stage.components) for name in self.residency.names)
+        leaner = self.group.everywhere(leaner)
         situation = Situation(
             stage.name, task.where, len(batch), can_tile=bool(self._tilers(stage)), tiled=self._tiles(stage, task.where),
             can_be_leaner=leaner,
         )
         step = self.ladder.next_step(situation)
+        self.group.check_same("the step after running out of memory", (step.action, step.batch))
         self.decide(step.decision(situation))
         if step.action == "fail":
             task.fail(batch[0], "out-of-memory", f"{step.text} ({reason})")
@@ -254,6 +300,8 @@ def _device_is_lost(error: Exception) -> bool:
 def _cause(error: Exception) -> tuple[FailureKind, str]:
     if isinstance(error, BatchgenError):
         return "input", error.message
+    if isinstance(error, PeerError):
+        return "error", error.reason
     return "error", f"{type(error).__name__}: {first_line(error)}"
 
 
