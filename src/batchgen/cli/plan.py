@@ -213,9 +213,12 @@ def show(plan: Plan, *, show_residency: bool, explain: bool, as_json: bool) -> N
         click.echo("--show-residency says who decided and why, --explain how")
         return
     from batchgen.report import plan_tables  # rich is loaded only where something is printed with it
+    from batchgen.report.devices_table import devices_table
     from batchgen.report.fit_tables import stages_table
 
     shown = [plan_tables.residency_table(plan)] if show_residency else []
+    if show_residency and len(plan.devices) > 1:
+        shown.append(devices_table(plan))
     if show_residency and plan.stages:
         shown.append(stages_table(plan))
     _print(*shown, *([plan_tables.trail_table(plan)] if explain else []))

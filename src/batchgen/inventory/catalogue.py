@@ -37,7 +37,10 @@ def catalogue() -> tuple[Card, ...]:
     return tuple(
         Card(
             name=raw["name"], memory_bytes=raw["memory_mib"] * MIB, source=raw["source"], names=tuple(raw.get("names", ())),
-            rates=DeviceRates(raw["dense_bf16_tflops"] * 1e12, raw["memory_gb_s"] * 1e9, raw["host_link_gb_s"] * 1e9),
+            rates=DeviceRates(
+                raw["dense_bf16_tflops"] * 1e12, raw["memory_gb_s"] * 1e9, raw["host_link_gb_s"] * 1e9,
+                raw["device_link_gb_s"] * 1e9 if "device_link_gb_s" in raw else None,
+            ),
         )
         for raw in data["gpu"]
     )  # fmt: skip

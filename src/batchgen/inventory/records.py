@@ -89,6 +89,7 @@ class DeviceRates:
     dense_bf16_flops: float  # per second
     memory_bytes: float  # per second
     host_link_bytes: float  # per second, one direction
+    device_link_bytes: float | None = None  # to other devices of the machine, per second, one direction; None: over the host's link
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,7 @@ class Layout:
     depth: int = 2
     keep: Mapping[str, int] | None = None  # component -> bytes that its leading blocks may take
     shards: int = 1  # devices that share a component placed fsdp
+    branches: int = 1  # 2: guidance's branches are computed side by side, each by half of the devices
 
     def part(self, name: str) -> RehearsedComponent:
         return self.rehearsed.component(name)
@@ -133,8 +134,9 @@ class Layout:
             return part.weights_bytes
         if mode == "layerwise-offload":
             return part.outside_bytes + sum(part.block_bytes[: self.kept(name)])
-        if mode == "fsdp":
-            return -(-part.weights_bytes // self.shards)
+        if mode == "fsdp":  # what is outside the blocks is whole on every device
+            blocks = sum(part.block_bytes)
+            return part.weights_bytes - blocks + -(-blocks // self.shards)
         return part.staying_bytes
 
     def entering_bytes(self, name: str) -> int:
@@ -146,7 +148,7 @@ class Layout:
             streamed = part.block_bytes[self.kept(name) :]
             return self.depth * max(streamed, default=0)
         if mode == "fsdp":  # two blocks gathered at once
-            return 2 * max(part.block_bytes, default=part.weights_bytes)
+            return 2 * max(part.block_bytes, default=0)
         return 0
 
     def stage_weights(self, stage: StageModel) -> int:
@@ -171,6 +173,15 @@ class Layout:
             streamed_bytes(self.part(name).block_bytes, self.kept(name), self.depth, stage.calls.get(name, 0) * batches)
             for name in stage.components if self.mode(name) == "layerwise-offload"
         )  # fmt: skip
+
+    def gathered(self, stage: StageModel, batches: int) -> int:
+        """Bytes that each device of a group receives from the others: every forward needs every block whole."""
+        total = 0
+        for name in stage.components:
+            if self.mode(name) == "fsdp":
+                forwards = -(-stage.calls.get(name, 0) * batches // self.branches)
+                total += sum(self.part(name).block_bytes) * (self.shards - 1) // self.shards * forwards
+        return total
 
     def moved_per_opening(self, stage: StageModel, batches: int = 1) -> int:
         """Bytes copied while the stage is open once and runs so many batches: components that are offloaded as a whole.

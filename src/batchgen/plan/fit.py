@@ -12,8 +12,11 @@ from dataclasses import dataclass, replace
 from batchgen.errors import PlanRefusedError
 from batchgen.inventory.records import DeviceRates
 from batchgen.plan.batching import CONTEXT_BYTES, Layout, StageModel, stage_models
+from batchgen.plan.groups import sizes_to_try
 from batchgen.plan.records import Mode, Placement, Plan, PlanFacts, Predicted, Rehearsed, StagePlan, Workload
-from batchgen.plan.search import ORDER, Candidate, Night, batch_count, candidate, forced, least_moved, streams, windows_of
+from batchgen.plan.scaling import scaling, scaling_decision
+from batchgen.plan.search import Candidate, Night, forced, night_seconds, stage_seconds, streams
+from batchgen.plan.several import branches_decision, use_devices
 from batchgen.plan.timing import Speeds
 from batchgen.plan.trail import Decision
 from batchgen.units import duration_text, size_text
@@ -41,16 +44,16 @@ def fit_plan(plan: Plan, facts: PlanFacts, rehearsed: Rehearsed, workload: Workl
     plain = tuple(stage for stage in stages if not stage.tiled)
     night = Night(plain, workload, budget, reserve, facts.overrides.batch_size, speeds)
     decisions = [_facts_decision(plan, night, rehearsed)]
-    given = Layout(plan.modes, rehearsed, plan.prefetch, {}, len(facts.devices) if plan.fsdp else 1)
+    given = Layout(plan.modes, rehearsed, plan.prefetch, {}, plan.group_size, 2 if plan.cfg_parallel else 1)
     tiled_night = replace(night, stages=_tiled(stages)) if any(stage.tiled for stage in stages) else None
-    found = _search(plan, facts, given, night, decisions)
+    found = use_devices(plan, facts, given, night, decisions)
     if found is None and tiled_night is not None:
-        found = _search(plan, facts, given, tiled_night, decisions)
+        found = use_devices(plan, facts, given, tiled_night, decisions)
         if found is not None:
             night, found = tiled_night, replace(found, tiled=True)
             decisions.append(_tiling_decision(plain, found, night))
     if found is None:
-        refusal = _refusal(given, night, facts)
+        refusal = _refusal(plan, replace(given, shards=max(sizes_to_try(facts)) if plan.fsdp else 1), night, facts)
         if not facts.overrides.force:
             raise refusal
         decisions.append(Decision.of("fit", "plan", "forced", f"{refusal.message} It is run all the same, as --force asks."))
@@ -85,34 +88,10 @@ def _tiled(stages: Sequence[StageModel]) -> tuple[StageModel, ...]:
     return tuple(tiles.get((stage.shape, stage.name), stage) for stage in stages if not stage.tiled)
 
 
-# -- the search ---------------------------------------------------------------------------------------------------------
-
-
-def _search(plan: Plan, facts: PlanFacts, given: Layout, night: Night, decisions: list[Decision]) -> Candidate | None:
-    """The candidate that moves least. Outside auto mode, and without automatic steps, only the given placements are tried."""
-    if facts.overrides.performance_mode != "auto" or facts.platform != "cuda":
-        return candidate(given, night)
-    if plan.fsdp:
-        return _search_sharded(plan, facts, given, night, decisions)
-    return least_moved(plan, given, night, ORDER)
-
-
-def _search_sharded(plan: Plan, facts: PlanFacts, given: Layout, night: Night, decisions: list[Decision]) -> Candidate | None:
-    """Jobs share nothing: a replica on every device beats sharding where one fits without streaming."""
-    if facts.overrides.fsdp is None:
-        unsharded = replace(given, modes={name: "resident" if mode == "fsdp" else mode for name, mode in given.modes.items()}, shards=1)
-        alone = least_moved(plan, unsharded, night, ("resident", "component-offload"))
-        if alone is not None:
-            text = f"A replica fits on each of {len(facts.devices)} devices without streaming, so nothing is sharded."
-            decisions.append(Decision.of("fit", "fsdp", "no", text, {"devices": len(facts.devices), "moved_bytes": alone.moved}))
-            return alone
-    return candidate(given, night) or least_moved(plan, given, night, ORDER)
-
-
 # -- what is said -------------------------------------------------------------------------------------------------------
 
 
-def _refusal(layout: Layout, night: Night, facts: PlanFacts) -> PlanRefusedError:
+def _refusal(plan: Plan, layout: Layout, night: Night, facts: PlanFacts) -> PlanRefusedError:
     """Which stage lacks how much, under the placements that need least on the device."""
     names = list(layout.modes)
     fixed = facts.overrides.performance_mode != "auto" or facts.platform != "cuda"
@@ -120,8 +99,9 @@ def _refusal(layout: Layout, night: Night, facts: PlanFacts) -> PlanRefusedError
     if not fixed:
         lean: dict[str, Mode] = {
             name: "layerwise-offload" if layout.part(name).block_bytes else "component-offload" for name in names
-        }
-        leanest = replace(layout, modes=lean)
+            if layout.modes[name] != "fsdp" and plan.placement(name).by != "user"
+        }  # fmt: skip
+        leanest = replace(layout, modes=dict(layout.modes) | lean)
     batch = night.fixed_batch or 1
     over = [stage for stage in night.stages if leanest.peak(stage, 1 if stage.per_row else batch, night.reserve) > night.budget]
     # a decode could still go in tiles: it is what stands in the way only if nothing else does
@@ -137,6 +117,8 @@ def _refusal(layout: Layout, night: Night, facts: PlanFacts) -> PlanRefusedError
     )
     if largest:
         hint = f"Use {largest}, a smaller size, or --force to try it."
+    elif plan.fsdp and facts.overrides.fsdp:
+        hint = "Leave out --fsdp, and each device may stream the model for itself; or use more devices, a smaller size, or --force."
     elif fixed:
         hint = "Let --performance-mode auto place the components, offload some, use a smaller size, or --force to try it."
     else:
@@ -160,13 +142,20 @@ def _placements(plan: Plan, found: Candidate, given: Layout, night: Night) -> tu
     for spot in plan.placements:
         mode = found.layout.modes[spot.component]
         if mode == spot.mode:
-            placements.append(spot)
+            placements.append(_over_fewer(spot, plan.group_size, found.layout.shards))
             continue
         why = _why(spot, mode, found, night)
         placements.append(replace(spot, mode=mode, by="rehearsal", reason=f"{why}; by the rules {spot.mode} ({spot.by}: {spot.reason})"))
         numbers = {"bytes": spot.bytes, "moved_bytes": found.moved, "available_bytes": night.budget}
         decisions.append(Decision.of("fit", spot.component, mode, f"{spot.component}: {mode} instead of {spot.mode}: {why}.", numbers))
     return tuple(placements), decisions
+
+
+def _over_fewer(spot: Placement, ruled: int, size: int) -> Placement:
+    """A sharded component whose group is smaller than the rules had it."""
+    if spot.mode != "fsdp" or size >= ruled:
+        return spot
+    return replace(spot, reason=spot.reason.replace(f"over {ruled} devices", f"over {size} devices, the fewest that hold it"))
 
 
 def _why(spot: Placement, mode: Mode, found: Candidate, night: Night) -> str:
@@ -180,6 +169,9 @@ def _why(spot: Placement, mode: Mode, found: Candidate, night: Night) -> str:
         return f"it stays in and moves nothing: {room}"
     if mode == "component-offload":
         return f"whole in its own stage, out in the others: {room}"
+    if mode == "fsdp":
+        share = size_text(layout.held_bytes(spot.component))
+        return f"{share} of it on each of {layout.shards} devices, and two blocks whole while it runs: {room}"
     kept = layout.kept(spot.component)
     blocks = len(layout.part(spot.component).block_bytes)
     return f"{size_text(spot.bytes)} do not fit beside the activations; {blocks - kept} of {blocks} blocks stream: {room}"
@@ -193,35 +185,34 @@ def _finished(
     decisions += [_stage_decision(stage, plan_row, found, night) for stage, plan_row in zip(night.stages, stage_plans, strict=True)]
     host = _host_bytes(layout, night, found)
     decisions.append(_host_decision(host, options))
-    known = [row.seconds for row in stage_plans]
-    seconds = None if any(second is None for second in known) else sum(second or 0.0 for second in known)
     shards = any(mode == "fsdp" for mode in layout.modes.values())
-    replicas = 1 if shards else len(plan.devices)
-    decisions.append(_totals_decision(seconds, found, night, replicas))
+    size = layout.shards if shards else 1
+    replicas = len(plan.devices) // size
+    seconds = night_seconds(found, night, replicas)
+    # every replica, or every rank of a group, is loaded and brings in what is out by itself
+    loaded = layout.moved_once(name for stage in night.stages for name in stage.components)
+    moved = size * (found.moved + (replicas - 1) * loaded)
+    decisions.append(_totals_decision(seconds, moved, found, night, replicas))
+    if plan.cfg_parallel and shards:
+        decisions.append(branches_decision(size, replicas))
+    points = scaling(found, night, len(plan.devices), size)
+    if points and len(plan.devices) > 1:
+        decisions.append(scaling_decision(points, size))
     return replace(
-        plan, placements=placements, fsdp=shards, replicas=replicas, group_size=layout.shards if shards else 1,
-        stages=stage_plans, window=found.window,
+        plan, placements=placements, fsdp=shards, cfg_parallel=plan.cfg_parallel and shards, replicas=replicas, group_size=size,
+        stages=stage_plans, window=found.window, scaling=points,
         keep_bytes=tuple((layout.keep or {}).items()), vae_tiling=found.tiled, trail=plan.trail.add(decisions),
-        predicted=Predicted(
-            max(row.peak_bytes for row in stage_plans), host, None if seconds is None else seconds / replicas, found.moved),
+        predicted=Predicted(max(row.peak_bytes for row in stage_plans), host, seconds, moved),
     )
 
 
 def _stage_plan(stage: StageModel, found: Candidate, night: Night) -> StagePlan:
     layout, batch = found.layout, found.batches[stage.shape, stage.name]
     per_batch = layout.streamed(stage, 1)
-    seconds = None
-    if night.speeds is not None:
-        seconds = 0.0
-        for rows, times in windows_of(night, found.batches, found.window):
-            count = batch_count(stage, rows, night, found.batches)
-            # the moves of a window are shared by the shapes in it
-            opening = layout.moved_per_opening(stage, max(1, int(count))) * night.jobs(stage) / max(1, night.workload.jobs)
-            seconds += times * (count * night.speeds.batch_seconds(layout, stage, batch) + night.speeds.copy_seconds(int(opening)))
     return StagePlan(
         stage.name, stage.shape, stage.components, batch, layout.stage_weights(stage), stage.activations.at(batch),
         layout.peak(stage, batch, night.reserve), stage.flops.at(batch), per_batch + layout.moved_per_opening(stage),
-        tiled=stage.tiled, seconds=seconds,
+        tiled=stage.tiled, seconds=stage_seconds(stage, found, night),
     )
 
 
@@ -251,7 +242,7 @@ def _stage_decision(stage: StageModel, row: StagePlan, found: Candidate, night: 
 
 def _host_bytes(layout: Layout, night: Night, found: Candidate) -> int:
     """Host copies of what is not resident, what passes between the stages of a window, and the worker itself."""
-    copies = sum(part.weights_bytes for part in layout.rehearsed.components if layout.mode(part.name) != "resident")
+    copies = sum(part.weights_bytes for part in layout.rehearsed.components if layout.mode(part.name) not in ("resident", "fsdp"))
     carried = 0
     for stage in night.stages:
         if stage.name not in ("decode", "pipeline"):
@@ -274,12 +265,12 @@ def _host_decision(host: int, options: FitOptions) -> Decision:
     return Decision.of("host", "host", "short", text, numbers)
 
 
-def _totals_decision(seconds: float | None, found: Candidate, night: Night, replicas: int) -> Decision:
+def _totals_decision(seconds: float | None, moved: int, found: Candidate, night: Night, replicas: int) -> Decision:
     jobs = night.workload.jobs
     said = f"{jobs} jobs{' (assumed: no manifest)' if night.workload.assumed else ''}, windows of {found.window}"
-    numbers = {"jobs": jobs, "window": found.window, "moved_bytes": found.moved, "seconds": seconds, "replicas": replicas}
+    numbers = {"jobs": jobs, "window": found.window, "moved_bytes": moved, "seconds": seconds, "replicas": replicas}
     if seconds is None:
-        text = f"{said}: {size_text(found.moved)} moved. No rates are known for this device, so no time is predicted."
+        text = f"{said}: {size_text(moved)} moved. No rates are known for this device, so no time is predicted."
     else:
-        text = f"{said}: {size_text(found.moved)} moved, {duration_text(seconds / replicas)} predicted."
+        text = f"{said}: {size_text(moved)} moved, {duration_text(seconds)} predicted."
     return Decision.of("predict", "night", "total", text, numbers)

@@ -168,6 +168,16 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True)
+class ScalingPoint:
+    """What the same list takes on some of the devices. Loading is left out."""
+
+    devices: int
+    replicas: int
+    seconds: float
+    jobs_per_hour: float
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The decision: placements, threshold, batch size and the trail that explains them."""
 
@@ -191,6 +201,7 @@ class Plan:
     model: str = ""
     profile: str = ""
     group_size: int = 1  # devices (ranks) of one replica; more than 1 exactly when the dit is sharded
+    scaling: tuple[ScalingPoint, ...] = ()  # predicted, fewest devices first; empty where no rates are known
 
     def __post_init__(self) -> None:
         names = [placement.component for placement in self.placements]

@@ -27,8 +27,9 @@ class Candidate:
     layout: Layout
     batches: Mapping[tuple[str, str], int]  # (shape, stage) -> rows
     window: int
-    moved: int
+    moved: int  # between host and device, on one replica or rank that renders the whole list
     tiled: bool
+    gathered: int = 0  # between the devices of a group, all of them together
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,11 @@ class Night:
 
     def jobs(self, stage: StageModel) -> int:
         return dict(self.workload.shapes).get(stage.shape, 0)
+
+    def shared(self, replicas: int) -> Night:
+        """The part of one of so many replicas, of the one that gets most."""
+        shapes = tuple((shape, -(-jobs // replicas)) for shape, jobs in self.workload.shapes)
+        return replace(self, workload=replace(self.workload, shapes=shapes))
 
 
 def least_moved(plan: Plan, given: Layout, night: Night, modes: tuple[Mode, ...]) -> Candidate | None:
@@ -87,7 +93,34 @@ def candidate(layout: Layout, night: Night) -> Candidate | None:
         return None
     layout = replace(layout, keep=_kept(layout, room, led))
     window = _window(layout, night)
-    return Candidate(layout, batches, window, _moved(layout, night, batches, window), False)
+    return Candidate(layout, batches, window, _moved(layout, night, batches, window), False, _gathered(layout, night, batches))
+
+
+def stage_seconds(stage: StageModel, found: Candidate, night: Night) -> float | None:
+    """Predicted, for all jobs of the stage's shape; None where no rates are known."""
+    if night.speeds is None:
+        return None
+    layout, batch, seconds = found.layout, found.batches[stage.shape, stage.name], 0.0
+    for rows, times in windows_of(night, found.batches, found.window):
+        count = batch_count(stage, rows, night, found.batches)
+        # the moves of a window are shared by the shapes in it
+        opening = layout.moved_per_opening(stage, max(1, int(count))) * night.jobs(stage) / max(1, night.workload.jobs)
+        seconds += times * (count * night.speeds.batch_seconds(layout, stage, batch) + night.speeds.copy_seconds(int(opening)))
+    return seconds
+
+
+def night_seconds(found: Candidate, night: Night, replicas: int) -> float | None:
+    """Predicted, for the whole list shared out among so many replicas or groups; loading is left out."""
+    share = night.shared(replicas)
+    seconds = [stage_seconds(stage, found, share) for stage in night.stages]
+    return None if any(one is None for one in seconds) else sum(one or 0.0 for one in seconds)
+
+
+def _gathered(layout: Layout, night: Night, batches: Mapping[tuple[str, str], int]) -> int:
+    if layout.shards == 1:
+        return 0
+    turns = [(stage, -(-night.jobs(stage) // batches[stage.shape, stage.name])) for stage in night.stages]
+    return layout.shards * sum(layout.gathered(stage, count) for stage, count in turns)
 
 
 def _lead(layout: Layout) -> str | None:
@@ -155,7 +188,7 @@ def _moved(layout: Layout, night: Night, batches: Mapping[tuple[str, str], int],
 
 def windows_of(night: Night, batches: Mapping[tuple[str, str], int], window: int) -> tuple[tuple[int, int], ...]:
     """(jobs, how many) of the windows that a worker is given: the first is one batch of the stage that makes the pictures."""
-    first = max(rows for (_, stage), rows in batches.items() if stage in ("denoise", "pipeline"))
+    first = night.fixed_batch or max(rows for (_, stage), rows in batches.items() if stage in ("denoise", "pipeline"))
     return windows(night.workload.jobs, first, window)
 
 

@@ -38,7 +38,7 @@ def requested_sharding(facts: PlanFacts, draft: Draft) -> tuple[Draft, tuple[Dec
         why = "the model has no dit" if not names else f"every dit ({names_text(names)}) was placed off the device by the user"
         return draft, (Decision.of(RULE, RULE, "no", f"--fsdp has nothing to shard: {why}.", numbers),)
     size = ruled_size(facts)
-    decisions = [Decision.of(RULE, RULE, "yes", f"--fsdp: {names_text(free)} sharded over {size} devices.", numbers)]
+    decisions = [Decision.of(RULE, RULE, "yes", f"--fsdp: {names_text(free)} sharded.", numbers)]
     return _shard(replace(draft, fsdp=True), free, (), decisions, "user", f"--fsdp shards it over {size} devices")
 
 
@@ -73,7 +73,7 @@ def automatic_sharding(facts: PlanFacts, draft: Draft) -> tuple[Draft, tuple[Dec
     count = ruled_size(facts)
     headroom = f" from {least:g} GiB free" if auto else ""
     why = f"profile {profile.name} shards it over {count} devices{headroom}"
-    decisions = [Decision.of(RULE, RULE, "yes", f"The dit is sharded: profile {profile.name} opts in{headroom}; {count} devices.", numbers)]
+    decisions = [Decision.of(RULE, RULE, "yes", f"The dit is sharded: profile {profile.name} opts in{headroom}.", numbers)]
     helpers = tuple(name for name in draft.unset(facts) if selectors.is_dit_helper(name))
     return _shard(replace(draft, fsdp=True), names, helpers, decisions, "model", why)
 

@@ -37,9 +37,15 @@ class Speeds:
     def copy_seconds(self, size_bytes: int) -> float:
         return size_bytes / (self.rates.host_link_bytes * LINK_EFFICIENCY)
 
+    def exchange_seconds(self, size_bytes: int) -> float:
+        """Between devices: over their own link where they have one, else over the host's."""
+        return size_bytes / ((self.rates.device_link_bytes or self.rates.host_link_bytes) * LINK_EFFICIENCY)
+
     def batch_seconds(self, layout: Layout, stage: StageModel, batch: int) -> float:
-        """One batch of an open stage, streams beside compute."""
-        return max(self.compute_seconds(stage, batch), self.copy_seconds(layout.streamed(stage, 1)))
+        """One batch of an open stage, streams and what sharded blocks are gathered from beside compute."""
+        sharded = any(layout.mode(name) == "fsdp" for name in stage.components)
+        compute = self.compute_seconds(stage, batch) / (layout.branches if sharded else 1)
+        return max(compute, self.copy_seconds(layout.streamed(stage, 1)), self.exchange_seconds(layout.gathered(stage, 1)))
 
 
 def balancing_batch(speeds: Speeds, layout: Layout, stage: StageModel, largest: int) -> int:
