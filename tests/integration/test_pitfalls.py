@@ -7,6 +7,9 @@ Numbers are those of the list of pitfalls: 2 and 17 are in test_engine.py, 16 in
 from __future__ import annotations
 
 import inspect
+import json
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +18,7 @@ import torch
 from PIL import Image
 
 from batchgen.errors import ModelError
-from batchgen.events import ComponentMoved, StageBatchDone
+from batchgen.events import ComponentLoaded, ComponentMoved, DecisionMade, StageBatchDone
 from batchgen.execute.families import find_family
 from batchgen.execute.load import ModelFolder, check_loaded
 from batchgen.execute.meter import Meter
@@ -23,7 +26,7 @@ from batchgen.execute.settings import Window
 from batchgen.execute.stages import Item, Stages, build_stages, join_rows, split_rows
 from batchgen.execute.windows import EncodedCache
 from conftest import TinyFolder
-from enginekit import Ran, engine_for, make_job, make_plan, run_jobs
+from enginekit import Ran, call_by_hand, engine_for, load_ordinary, make_job, make_plan, run_jobs
 
 CPU = torch.device("cpu")
 
@@ -201,3 +204,37 @@ def test_pitfall_27_the_experts_swap_once_a_batch(tiny_folder: TinyFolder, tmp_p
     moves = [(event.component, event.direction) for event in ran.of(ComponentMoved) if event.component.startswith("transformer")]
     swap = [("transformer", "in"), ("transformer", "out"), ("transformer_2", "in"), ("transformer_2", "out")]
     assert moves == swap * 2
+
+
+@pytest.mark.parametrize(
+    ("ratio", "steps", "loaded"),
+    [(0.875, 1, ["transformer"]), (1.1, 3, ["transformer_2"]), (0.875, 3, ["transformer", "transformer_2"])],
+    ids=["all noisy", "all clean", "both"],
+)
+def test_pitfall_27_an_expert_that_no_timestep_reaches_is_not_loaded(
+    ratio: float, steps: int, loaded: list[str], tiny_folder: TinyFolder, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder("wan22"), folder, copy_function=os.link)
+    index = folder / "model_index.json"
+    settings = json.loads(index.read_text()) | {"boundary_ratio": ratio}
+    index.unlink()
+    index.write_text(json.dumps(settings))
+    job = make_job(0, "x", num_frames=1, steps=steps, output="0.mp4")
+    ran = run_jobs(folder, tmp_path / "run", [job])
+    assert ran.failed == []
+    assert [event.component for event in ran.of(ComponentLoaded) if event.component.startswith("transformer")] == loaded
+    told = [event.subject for event in ran.of(DecisionMade) if event.rule == "expert"]
+    assert told == sorted({"transformer", "transformer_2"} - set(loaded))
+    theirs = call_by_hand(load_ordinary(folder), job)
+    assert (ran.floats[job.key] == theirs).all()
+
+
+def test_pitfall_27_an_expert_is_loaded_when_a_later_job_reaches_it(tiny_folder: TinyFolder, tmp_path: Path) -> None:
+    jobs = [make_job(index, "x", num_frames=1, steps=steps, output=f"{index}.mp4") for index, steps in enumerate((1, 3, 1))]
+    ran = run_jobs(tiny_folder("wan22"), tmp_path, jobs, windows=3)
+    assert ran.failed == []
+    loaded = [event for event in ran.events if isinstance(event, ComponentLoaded) and event.component == "transformer_2"]
+    assert len(loaded) == 1
+    assert ran.events.index(loaded[0]) > ran.events.index(ran.done[0])
+    assert (ran.floats[jobs[0].key] != ran.floats[jobs[2].key]).any()  # seeds differ; both came through

@@ -25,6 +25,7 @@ from batchgen.execute.branches import split_branches
 from batchgen.execute.components import Components
 from batchgen.execute.confirm import confirm_device
 from batchgen.execute.encoding import Encoding
+from batchgen.execute.experts import idle_experts, stand_in
 from batchgen.execute.group import RankGroup, join
 from batchgen.execute.guidance import GuidanceRules
 from batchgen.execute.load import ModelFolder, quiet_libraries
@@ -42,6 +43,7 @@ from batchgen.execute.windows import BatchSizes, EncodedCache, Row, chunks, grou
 from batchgen.jobs import Job, ShapeKey
 from batchgen.outputs.files import disk_errors
 from batchgen.plan.records import Plan
+from batchgen.plan.trail import Decision
 
 DEFAULT_FPS = 16.0  # of a clip where neither the job nor the pipeline's call says
 FLAG_TILED = "tiled"
@@ -87,6 +89,7 @@ class Engine:
         self._spooled = 0
         self._spools = self._may_spool = settings.spool_latents and self.group.leads
         self._smoke = tuple(Job.from_json(text) for text in settings.smoke_jobs)  # still to be tried
+        self._told_idle: frozenset[str] = frozenset()
         self._proven = False  # a product of the right size has been seen: the model can make what jobs ask for
         self._announce(started)
 
@@ -179,8 +182,8 @@ class Engine:
         denoised = self._unspooled(rows, spooled)
         fresh = [row for row in rows if row not in denoised]
         Encoding(self.runner, self.sizes, self.cache, stages, rules).run(fresh)
-        stage = stages.named(DENOISE)
         groups = group_rows(self.runner.alive(fresh), mixes_guidance=rules.mixes_rows)
+        stage = self._without_idle(stages, stages.named(DENOISE), [shape for shape, _ in groups])
         tasks = [self._task(stages, stage, shape, group, partial(self._denoise, stages, rules, shape)) for shape, group in groups]
         while tasks and self._nothing_moves(stages) and not self.runner.stopping.is_set():
             # each batch is decoded at once: its pictures come early, and its latents take no memory meanwhile
@@ -198,6 +201,19 @@ class Engine:
             self.runner.fail_job(row.job, kind, stage.name, reason)
 
         return Task(shape, rows, self.sizes.of(stage.name, shape, self._pixels(stages, rows[0].job)), work, fail)
+
+    def _without_idle(self, stages: Stages, stage: Stage, shapes: Sequence[ShapeKey]) -> Stage:
+        """The stage without components that none of these jobs calls, unless they are loaded already."""
+        idle = idle_experts(stages, stage, [shape.steps for shape in shapes]) if shapes else frozenset()
+        idle -= self.components.modules.keys()
+        if not idle:
+            return stage
+        stand_in(stages, stage, idle)
+        for name in sorted(idle - self._told_idle):
+            text = f"{name} is not loaded: at the steps asked for so far, every timestep is the other denoiser's"
+            self.runner.decide(Decision.of("expert", name, "not loaded", text))
+        self._told_idle |= idle
+        return replace(stage, components=tuple(name for name in stage.components if name not in idle))
 
     def _nothing_moves(self, stages: Stages) -> bool:
         parts = (*stages.named(DENOISE).components, *stages.named(DECODE).components)
@@ -269,7 +285,7 @@ class Engine:
 
     def _ordinary(self, stages: Stages, rows: Sequence[Row]) -> None:
         """The model's ordinary call as the one stage. Rows with and without a negative prompt are different calls."""
-        stage = stages.named(PIPELINE)
+        stage = self._without_idle(stages, stages.named(PIPELINE), [row.shape for row in rows])
         tasks = []
         for shape, group in group_rows(rows, mixes_guidance=False):
             for without in (True, False):
@@ -331,7 +347,7 @@ class Engine:
     def _sounds(self, stage: Stage, outputs: dict[str, Any], rows: int) -> list[Sound | None]:
         """Each row's sound track, where the stage makes one; its rate is in the config of the component that makes it."""
         audio = outputs.get("audio")
-        configs = [getattr(self.components.modules[name], "config", None) for name in stage.components]
+        configs = [getattr(self.components.modules.get(name), "config", None) for name in stage.components]
         rates = [config["output_sampling_rate"] for config in configs if config is not None and "output_sampling_rate" in config]
         if audio is None or not rates:
             return [None] * rows

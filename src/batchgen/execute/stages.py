@@ -71,7 +71,9 @@ class Stages:
     stages: tuple[Stage, ...]
     call: dict[str, Any]
     device: torch.device
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     plain: dict[str, Any] = field(default_factory=dict)  # scheduler, tokenizers, processors
+    copies: dict[str, nn.Module] = field(default_factory=dict)  # weightless ones, made at first use
 
     @property
     def encoders(self) -> tuple[Stage, ...]:
@@ -87,6 +89,12 @@ class Stages:
     @property
     def road(self) -> str:
         return "stages" if self.family is not None else "pipeline"
+
+    def weightless(self, name: str) -> nn.Module:
+        """The component without weights, for a stage that only asks what it is."""
+        if name not in self.copies:
+            self.copies[name] = self.folder.weightless(name, self.dtypes.get(name, torch.float32), self.device)
+        return self.copies[name]
 
     def give(self, name: str, module: nn.Module) -> None:
         """Hands a loaded component to every stage that calls it."""
@@ -119,14 +127,14 @@ def build_stages(
     call = {key: value for key, value in signature_defaults(pipeline.__call__).items() if key not in _HANDOVER}
     given = dict(components or {})
     plain = {name: given[name] if name in given else folder.load_plain(name) for name in folder.entries if name not in folder.models}
-    stages = Stages(folder, family, (), call, device, plain)
+    stages = Stages(folder, family, (), call, device, dict(dtypes), plain)
     if family is None:
         stages.stages = (_whole_pipeline(stages, pipeline),)
         lacking = sorted(set(inputs) - stages.stages[0].inputs)
         if lacking:
             raise ModelError(f"{folder.pipeline_class} takes no {', '.join(lacking)}")
     else:
-        stages.stages = _split(stages, family, dtypes, inputs)
+        stages.stages = _split(stages, family, inputs)
     for name in folder.models:
         if name in given:
             stages.give(name, given[name])
@@ -168,7 +176,7 @@ def _whole_pipeline(stages: Stages, pipeline: type) -> Stage:
     return Stage(PIPELINE, pipe, accepted - _HANDOVER | {"prompt"}, frozenset(), outputs, frozenset(), folder.models, ())
 
 
-def _split(stages: Stages, family: Family, dtypes: Mapping[str, torch.dtype], inputs: tuple[str, ...]) -> tuple[Stage, ...]:
+def _split(stages: Stages, family: Family, inputs: tuple[str, ...]) -> tuple[Stage, ...]:
     blocks = _library_class(family.blocks)()
     triggers: dict[str, Any] = dict.fromkeys(("prompt", "negative_prompt", *inputs), True)
     made = []
@@ -179,7 +187,7 @@ def _split(stages: Stages, family: Family, dtypes: Mapping[str, torch.dtype], in
         if pruned is None or _without_its_parts(pruned, stages.folder):
             continue
         triggers.update(dict.fromkeys(pruned.intermediate_output_names, True))
-        made.append(_stage(name, pruned, stages, dtypes))
+        made.append(_stage(name, pruned, stages))
     return tuple(made)
 
 
@@ -210,7 +218,7 @@ def _without_its_parts(block: Any, folder: ModelFolder) -> bool:
     return bool(models) and not any(name in folder.entries for name in models)
 
 
-def _stage(name: str, block: Any, stages: Stages, dtypes: Mapping[str, torch.dtype]) -> Stage:
+def _stage(name: str, block: Any, stages: Stages) -> Stage:
     folder = stages.folder
     pipe = block.init_pipeline(str(folder.path))
     pipe.__class__ = _on_device(type(pipe), stages.device)
@@ -230,21 +238,17 @@ def _stage(name: str, block: Any, stages: Stages, dtypes: Mapping[str, torch.dty
         outputs=tuple(item.name for item in block.intermediate_outputs),
         denoiser_fields=frozenset(item.name for item in block.intermediate_outputs if item.kwargs_type == "denoiser_input_fields"),
         components=owned,
-        consulted=_give_copies(pipe, lacking, stages, dtypes),
+        consulted=_give_copies(pipe, lacking, stages),
         guiders=tuple(part for part in specs if is_guider_name(part)),
         takes_fields=any(item.kwargs_type == "denoiser_input_fields" for item in block.inputs),
     )
 
 
-def _give_copies(pipe: Any, names: Iterable[str], stages: Stages, dtypes: Mapping[str, torch.dtype]) -> tuple[str, ...]:
-    given = []
-    for name in names:
-        shadow = f"shadow of {name}"
-        if shadow not in stages.plain:
-            stages.plain[shadow] = stages.folder.weightless(name, dtypes.get(name, torch.float32), stages.device)
-        setattr(pipe, name, stages.plain[shadow])
-        given.append(name)
-    return tuple(given)
+def _give_copies(pipe: Any, names: Iterable[str], stages: Stages) -> tuple[str, ...]:
+    given = tuple(names)
+    for name in given:
+        setattr(pipe, name, stages.weightless(name))
+    return given
 
 
 def _on_device(cls: type, device: torch.device) -> type:
