@@ -18,11 +18,13 @@ from typing import TextIO
 
 from batchgen import __version__, manifest
 from batchgen.cli.check import manifest_file
+from batchgen.cli.engines import Workplace, workplace
 from batchgen.cli.finishing import finish, learn_from, print_tables
 from batchgen.cli.fitting import Shapes, rehearse_and_fit
 from batchgen.cli.request import (
     Facts,
     RenderRequest,
+    cpu_ranks,
     default_folder,
     engine_settings,
     manifest_options,
@@ -36,7 +38,7 @@ from batchgen.events import Event, WindowDone, event_line
 from batchgen.execute.process import WorkerProcess, prewarm
 from batchgen.execute.stopping import next_time
 from batchgen.execute.supervisor import HANG_SECONDS, RunRequest, RunResult, run_jobs
-from batchgen.inventory import device, model
+from batchgen.inventory import model
 from batchgen.inventory.host import host_memory
 from batchgen.inventory.model import ModelOptions
 from batchgen.inventory.profiles import find_profile
@@ -54,6 +56,7 @@ from batchgen.report.progress import Display, DownloadLines, Pace, open_display
 from batchgen.report.safe import printable
 from batchgen.report.summary import Summary
 from batchgen.runfolder import RunFolder
+from batchgen.shards import Shard
 from batchgen.units import size_text
 
 SMALL_SHARE = 8  # on the CPU: a model whose weights fit this many times is not rehearsed
@@ -82,11 +85,14 @@ def render(request: RenderRequest, worker: WorkerProcess | None = None) -> Outco
 
     `worker`: one that was started before this module was loaded, so that its imports overlap ours.
     """
-    folder_path = Path(request.run.output) if request.run.output is not None else default_folder(request.manifest, request.model)
+    run = request.run
+    folder_path = Path(run.output) if run.output is not None else default_folder(request.manifest, request.model, run.shard)
     with ExitStack() as stack:
-        worker = stack.enter_context(_ended_on_error(worker or prewarm()))
+        if run.engine == "local":
+            worker = stack.enter_context(_ended_on_error(worker or prewarm()))
         request = replace(request, model_options=_same_revision(request, folder_path))
-        facts = gather(request)
+        place = stack.enter_context(workplace(run))
+        facts = gather(request, place)
         options = manifest_options(request, facts)
         path, shown = stack.enter_context(manifest_file(request.manifest, options.format))
         options = replace(options, shown_as=shown)
@@ -95,10 +101,11 @@ def render(request: RenderRequest, worker: WorkerProcess | None = None) -> Outco
         note = _notes(request.run)
         for line in (*facts.model.notes, *map(str, checked.warnings)):
             note(line)
-        facts = fitted(request, facts, checked, note)
+        facts = fitted(request, facts, checked, note, place)
         folder = RunFolder.open(folder_path, manifest_path=_kept(request.manifest, path, folder_path), new=request.run.new)
         pixels = pixel_settings(request, facts)
         folder.check_pixel_settings(pixels)
+        folder.check_shard(None if run.shard is None else str(run.shard))
         stack.enter_context(folder.lock())
         folder.prepare()
         if request.manifest == "-" and folder.manifest is not None:
@@ -109,40 +116,51 @@ def render(request: RenderRequest, worker: WorkerProcess | None = None) -> Outco
         if journal.damaged is not None:
             note(f"the journal was damaged; it is kept as {journal.damaged.name}, and finished outputs are found by themselves")
         folder.write_run(run_record(request, facts, pixels))
-        taken = journal.ingest(manifest.jobs(path, options), complete=request.run.limit is None, mark=_mark(path, options))
+        taken = journal.ingest(_jobs(path, options, run.shard), complete=run.limit is None, mark=_mark(path, options, run.shard))
         journal.set_skipped((row.row, None, row.reason) for row in checked.skipped)
         if taken.vanished:
             note(f"{taken.vanished} jobs of an earlier manifest are no longer in it; their pictures are kept")
         room = space(folder, journal, image_format=request.run.image_format, video_format=request.run.video_format)
         if room.warning is not None:
             note(room.warning)
-        trial = largest_jobs(manifest.jobs(path, options)) if request.run.smoke else ()
-        return _carry_out(request, facts, folder, journal, worker, events, trial)
+        trial = largest_jobs(_jobs(path, options, run.shard)) if run.smoke else ()
+        return _carry_out(request, facts, folder, journal, place, worker, events, trial)
 
 
-def _mark(path: str, options: ManifestOptions) -> str | None:
+def _jobs(path: str, options: ManifestOptions, shard: Shard | None) -> Iterator[Job]:
+    """The jobs of this run. Names were given over the whole manifest, so that shards never share one."""
+    jobs = manifest.jobs(path, options)
+    return jobs if shard is None else shard.of(jobs)
+
+
+def _mark(path: str, options: ManifestOptions, shard: Shard | None) -> str | None:
     """What the jobs are made from: the manifest's bytes, the options, the version that reads them. None for a folder of prompts."""
     if not Path(path).is_file():
         return None
     made_by = asdict(replace(options, shown_as=None, faults_file=None)) | {"version": __version__, "path": str(Path(path).absolute())}
+    if shard is not None:
+        made_by["shard"] = str(shard)
     text = json.dumps(made_by, default=sorted, sort_keys=True)  # sorted: for sets, whose order differs from run to run
     with open(path, "rb") as file:
         return f"{hashlib.file_digest(file, 'sha256').hexdigest()} {hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def gather(request: RenderRequest) -> Facts:
+def gather(request: RenderRequest, place: Workplace) -> Facts:
     """Devices, model, profile and plan. Raises ModelError, UsageError, PlanRefusedError."""
-    platform, devices = device.probe(request.run.devices or None)
+    platform = place.platform
+    devices = cpu_ranks(request, platform, place.devices)
     found = model.resolve(
         request.model, request.model_options, platform=platform, on_progress=DownloadLines(request.model, quiet=request.run.quiet),
     )
     own = request.overrides.profile_file
     profile = find_profile(found, name=request.overrides.profile, file=Path(own) if own is not None else None)
-    plan = make_plan(PlanFacts(found, profile, platform, devices, request.overrides))
+    plan = make_plan(PlanFacts(found, profile, platform, devices, request.overrides, place.largest_group))
     return Facts(found, profile, platform, devices, plan)
 
 
-def fitted(request: RenderRequest, facts: Facts, checked: manifest.ManifestSummary, note: Callable[[str], None]) -> Facts:
+def fitted(
+    request: RenderRequest, facts: Facts, checked: manifest.ManifestSummary, note: Callable[[str], None], place: Workplace,
+) -> Facts:
     """The facts with the plan that fits the manifest's shapes. Raises PlanRefusedError.
 
     On the CPU a model far smaller than the memory is not rehearsed: no placement depends on it, and a rehearsal takes as long as loading.
@@ -165,8 +183,9 @@ def fitted(request: RenderRequest, facts: Facts, checked: manifest.ManifestSumma
         reserve_bytes=request.run.reserve_device_bytes,
         host_available_bytes=host if request.run.host_memory_bytes is None else min(host, request.run.host_memory_bytes),
     )
-    shapes = Shapes(tuple((count.shape, count.jobs) for count in checked.shapes))
-    planning = PlanFacts(facts.model, facts.profile, facts.platform, facts.devices, request.overrides)
+    share = (lambda jobs: jobs) if request.run.shard is None else request.run.shard.share
+    shapes = Shapes(tuple((count.shape, share(count.jobs)) for count in checked.shapes))
+    planning = PlanFacts(facts.model, facts.profile, facts.platform, facts.devices, request.overrides, place.largest_group)
     trusted = request.model_options.trust_remote_code
     return replace(facts, plan=rehearse_and_fit(plan, planning, shapes, options, note=note, trust_remote_code=trusted))
 
@@ -212,8 +231,8 @@ def _notes(run: RunOptions) -> Callable[[str], None]:
 
 
 def _carry_out(
-    request: RenderRequest, facts: Facts, folder: RunFolder, journal: Journal, worker: WorkerProcess, events: TextIO | None,
-    trial: Sequence[Job],
+    request: RenderRequest, facts: Facts, folder: RunFolder, journal: Journal, place: Workplace, worker: WorkerProcess | None,
+    events: TextIO | None, trial: Sequence[Job],
 ) -> Outcome:
     run = request.run
     counts = journal.counts()
@@ -238,7 +257,7 @@ def _carry_out(
                 _rebase(pace, journal)
                 display.note(line)
 
-            asked = _request(request, facts, folder, journal, worker, trial)
+            asked = _request(request, facts, folder, journal, place, worker, trial)
             result = run_jobs(replace(asked, say=found), recount)
             _rebase(pace, journal)
             for line in result.lines:
@@ -261,15 +280,18 @@ def _rebase(pace: Pace, journal: Journal) -> None:
 
 
 def _request(
-    request: RenderRequest, facts: Facts, folder: RunFolder, journal: Journal, worker: WorkerProcess, trial: Sequence[Job]
+    request: RenderRequest, facts: Facts, folder: RunFolder, journal: Journal, place: Workplace, worker: WorkerProcess | None,
+    trial: Sequence[Job],
 ) -> RunRequest:
     run = request.run
     devices = tuple(part.torch_name for part in facts.devices) if facts.platform == "cuda" and facts.plan.replicas > 1 else ()
+    groups = place.groups(facts) if place.groups is not None else facts.plan.groups if facts.plan.fsdp else ()
     return RunRequest(
         folder=folder, journal=journal, setup=engine_settings(request, facts, folder, trial), plan=facts.plan,
-        workers=worker_count(request, facts), devices=devices,
+        workers=worker_count(request, facts), devices=devices, groups=groups,
         stop_at=next_time(run.stop_at.strftime("%H:%M")) if run.stop_at is not None else None, max_hours=run.max_hours,
-        retry_failed=run.retry_failed, verify=run.verify, prewarmed=(worker,),
+        retry_failed=run.retry_failed, verify=run.verify,
+        prewarmed=(worker,) if worker is not None else (), launcher=place.launcher(request, facts),
         max_worker_bytes=None if run.host_memory_bytes is None else run.host_memory_bytes // worker_count(request, facts),
         hang_seconds=HANG_SECONDS if run.job_timeout is None else run.job_timeout,
     )

@@ -16,7 +16,7 @@ from batchgen.cli.run_options import EXTENSIONS, RunOptions
 from batchgen.cli.settings import Resolved
 from batchgen.errors import UsageError
 from batchgen.execute.settings import EngineSettings, OutputSettings
-from batchgen.inventory import rules
+from batchgen.inventory import device, rules
 from batchgen.inventory.loras import fingerprint
 from batchgen.inventory.model import ModelOptions
 from batchgen.inventory.prompt_limits import picture_inputs, prompt_limits, takes_negative_prompt
@@ -26,6 +26,7 @@ from batchgen.manifest.options import JobDefaults, ManifestOptions
 from batchgen.plan.records import Overrides, Plan
 from batchgen.report.plan_json import plan_object
 from batchgen.runfolder import RunFolder
+from batchgen.shards import Shard
 
 RESULTS = Path("results")
 # What the stages take beside prompts; a model without a stage for one fails the job that brings it, with that reason.
@@ -58,11 +59,11 @@ class Facts:
     plan: Plan
 
 
-def default_folder(manifest_path: str, model_name: str) -> Path:
-    """results/<manifest stem>-<model stem>, with names that any file system takes."""
+def default_folder(manifest_path: str, model_name: str, shard: Shard | None = None) -> Path:
+    """results/<manifest stem>-<model stem>, for each shard one of its own, with names that any file system takes."""
     stem = "stdin" if manifest_path == "-" else Path(manifest_path).stem or "manifest"
-    name = f"{stem}-{model_stem(model_name)}"
-    return RESULTS / re.sub(r"[^\w.+-]+", "_", name).strip("._ ")[:100]
+    name = re.sub(r"[^\w.+-]+", "_", f"{stem}-{model_stem(model_name)}").strip("._ ")[:100]
+    return RESULTS / (name if shard is None else f"{name}-shard-{shard.number}-of-{shard.count}")
 
 
 def model_stem(model_name: str) -> str:
@@ -175,6 +176,7 @@ def run_record(request: RenderRequest, facts: Facts, pixels: dict[str, object]) 
                 for part in found.components
             },
         },
+        "shard": None if request.run.shard is None else str(request.run.shard),
         "settings": {setting.name: _setting(setting) for setting in request.settings},
         "pixel_settings": pixels,
         "plan": plan_object(facts.plan),
@@ -202,4 +204,13 @@ def library_versions() -> dict[str, str]:
 
 
 def worker_count(request: RenderRequest, facts: Facts) -> int:
-    return request.run.workers or 1 if facts.platform == "cpu" else max(1, facts.plan.replicas)
+    """Workers, or groups of ranks, that render side by side."""
+    replicas = max(1, facts.plan.replicas)
+    return request.run.workers or replicas if facts.platform == "cpu" and not facts.plan.fsdp else replicas
+
+
+def cpu_ranks(request: RenderRequest, platform: Platform, devices: tuple[DeviceFacts, ...]) -> tuple[DeviceFacts, ...]:
+    """The devices; with --fsdp on the CPU each of --workers is one, for a group has a process a device."""
+    if not request.overrides.fsdp or platform != "cpu" or len(devices) != 1 or (request.run.workers or 1) < 2:
+        return devices
+    return device.probe(("cpu",) * (request.run.workers or 1))[1]

@@ -44,7 +44,7 @@ def command(
     # The worker takes seconds to import torch and diffusers: it begins before anything else is loaded.
     from batchgen.execute.process import prewarm
 
-    worker = prewarm()
+    worker = prewarm() if run.engine == "local" else None
     from batchgen.cli.rendering import render
     from batchgen.cli.request import RenderRequest
 

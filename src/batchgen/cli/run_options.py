@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from batchgen.errors import UsageError
+from batchgen.shards import Shard
 from batchgen.units import parse_size
 
 IMAGE_FORMATS = ("png", "jpeg", "webp", "avif")
@@ -21,6 +22,7 @@ ATTENTION_BACKENDS = (
     "native", "_native_cudnn", "_native_efficient", "_native_flash", "_native_math", "flash", "flash_varlen", "flash_hub", "_flash_3",
     "_flash_3_hub", "_flash_varlen_3", "flex", "sage", "sage_hub", "sage_varlen", "xformers",
 )
+ENGINES = ("local", "ray")
 VIDEO_FORMATS = ("mp4", "webp", "png")
 
 
@@ -31,8 +33,11 @@ class RunOptions:
     output: str | None = None
     new: bool = False
     limit: int | None = None
+    shard: Shard | None = None  # this run's share of the jobs; None: all
     devices: tuple[str, ...] = ()  # empty: all
     workers: int | None = None  # None: one a device
+    engine: str = "local"
+    ray_address: str | None = None
     threads: int | None = None
     events: str | None = None
     stop_at: datetime.time | None = None
@@ -63,6 +68,15 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
         raise click.BadParameter(str(error), context, parameter) from None
 
 
+def _shard(context: click.Context, parameter: click.Parameter, value: str | None) -> Shard | None:
+    if value is None:
+        return None
+    try:
+        return Shard.parse(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from None
+
+
 def _time_of_day(context: click.Context, parameter: click.Parameter, value: str | None) -> datetime.time | None:
     if value is None:
         return None
@@ -76,7 +90,7 @@ def _devices(context: click.Context, parameter: click.Parameter, values: tuple[s
     names = [name.strip() for value in values for name in value.split(",")]
     if any(not name for name in names):
         raise click.BadParameter("names no device; write it like cuda:0,cuda:1", context, parameter)
-    return tuple(dict.fromkeys(names))
+    return tuple(name for index, name in enumerate(names) if name == "cpu" or name not in names[:index])
 
 
 _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
@@ -84,10 +98,20 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option("--new", is_flag=True, help="Start beside a folder that holds another run."),
     click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N rows."),
     click.option(
-        "--device", "--devices", "devices", multiple=True, metavar="LIST", callback=_devices,
-        help="cuda:0, cuda, mps or cpu; several run side by side.",
+        "--shard", metavar="I/N", callback=_shard, help="Only the Ith of N shares of the jobs, for job arrays; see `batchgen merge`.",
     ),
-    click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Worker processes on the CPU; default 1."),
+    click.option(
+        "--device", "--devices", "devices", multiple=True, metavar="LIST", callback=_devices,
+        help="cuda:0, cuda, mps or cpu (cpu,cpu: two processes); several run side by side.",
+    ),
+    click.option(
+        "--workers", type=click.IntRange(min=1), metavar="N", help="Worker processes on the CPU, default 1; at most so many in a cluster.",
+    ),
+    click.option(
+        "--engine", type=click.Choice(ENGINES), default="local", show_default=True,
+        help="Where workers run: on this machine, or on a Ray cluster (extra: ray).",
+    ),
+    click.option("--ray-address", metavar="HOST:PORT", help="Head of the Ray cluster; default: RAY_ADDRESS, this machine's, or a new one."),
     click.option("--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads of each worker."),
     click.option("--stop-at", metavar="HH:MM", callback=_time_of_day, help="End in good order at this time; resumable."),
     click.option("--max-hours", type=click.FloatRange(min=0, min_open=True), metavar="H", help="End in good order after H hours."),

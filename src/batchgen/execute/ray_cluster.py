@@ -31,9 +31,11 @@ from batchgen.errors import UsageError
 from batchgen.events import Event
 from batchgen.execute.launch import Message
 from batchgen.execute.place import Ending, ModelSource, Place
-from batchgen.execute.settings import Shutdown
+from batchgen.execute.settings import ENGINE, Shutdown
 from batchgen.inventory import device
 from batchgen.inventory.records import DeviceFacts, Platform
+
+__all__ = ["ENGINE", "ClusterFacts", "ModelSource", "RayLauncher", "RayWorker", "cluster_facts", "connected"]
 
 _POLL_SECONDS = 5.0  # that one question for events waits for some
 _ANSWER_SECONDS = 60.0  # beyond which a question counts as unanswered
@@ -63,10 +65,10 @@ def connected(address: str | None) -> Iterator[None]:
                 ray.init(address="auto", **quiet)
             except ConnectionError:
                 ray.init(include_dashboard=False, **quiet)
-    except (ConnectionError, ValueError, RuntimeError, TimeoutError, RayError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # Ray raises plain ones where its own processes do not come up
         raise UsageError(
-            f"the Ray cluster does not answer: {reason}", option="--ray-address", hint="`ray status` on the same machine should answer."
+            f"the Ray cluster does not answer: {_first_line(error)}", option="--ray-address",
+            hint="`ray status` on the same machine should answer.",
         ) from error
     try:
         yield
@@ -86,10 +88,10 @@ class ClusterFacts:
 def cluster_facts(platform: Platform | None = None) -> ClusterFacts:
     """Devices of all machines, asked there. `platform` "cpu": their processors though they may have GPUs. Raises UsageError."""
     nodes = _nodes()
-    ask = ray.remote(_probe).options(num_cpus=0)
+    ask = ray.remote(_probe)
     asked = [
-        ask.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(
-            "cpu" if platform == "cpu" or not node["Resources"].get("GPU") else "cuda")
+        ask.options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(
+            0 if platform == "cpu" else int(node["Resources"].get("GPU", 0)))
         for node in nodes
     ]  # fmt: skip
     try:
@@ -109,8 +111,12 @@ def cluster_facts(platform: Platform | None = None) -> ClusterFacts:
     )
 
 
-def _probe(platform: str) -> tuple[Platform, tuple[DeviceFacts, ...]]:
-    return device.probe(None, platform=platform)
+def _probe(gpus: int) -> tuple[Platform, tuple[DeviceFacts, ...]]:
+    """On one machine: as many of its devices as Ray hands out there."""
+    if not os.environ.get("CUDA_VISIBLE_DEVICES", "all"):
+        del os.environ["CUDA_VISIBLE_DEVICES"]  # Ray hides them from a task that asks for none; this one only reads their sizes
+    platform, devices = device.probe(None, platform="cuda" if gpus else "cpu")
+    return platform, devices[:gpus] if gpus else devices
 
 
 def _nodes() -> list[dict[str, Any]]:
@@ -151,11 +157,9 @@ class RayLauncher:
         self._started: list[RayWorker] = []
 
     def start(self, group: Sequence[str]) -> RayWorker:
-        # Ray shows each actor its own devices alone, numbered from 0.
-        names = [f"cuda:{number}" for number in range(self._gpus)] if self._gpus else list(group)
         needs: dict[str, float] = {"num_gpus": self._gpus, "num_cpus": 0} if self._gpus else {"num_cpus": self._cpus}
         make = ray.remote(_Actor).options(max_concurrency=_CALLS, max_restarts=0, scheduling_strategy="SPREAD", **needs)
-        worker = RayWorker(make.remote(self._factory, names, self._cfg_parallel, self._model, __version__))
+        worker = RayWorker(make.remote(self._factory, tuple(group), self._cfg_parallel, self._model, __version__))
         self._started = [other for other in self._started if not other.closed] + [worker]
         return worker
 
