@@ -113,6 +113,10 @@ class DiskError(RunStoppedError):
     """The output or spool folder's disk is full, over quota or read-only."""
 
 
+class StoreError(RunStoppedError):
+    """The store that takes the outputs does not answer, or refuses."""
+
+
 class RunLockedError(RunStoppedError):
     """Another run holds the folder. `holder` says who."""
 

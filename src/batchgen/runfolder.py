@@ -151,6 +151,17 @@ class RunFolder:
             )
 
 
+    def check_remote(self, shown: str | None) -> None:
+        """Raises RefusedError if this folder is the state of a run whose outputs are elsewhere. `shown`: a URL without secrets, or None."""
+        record = self.read_run()
+        if record is None or (began := record.get("remote")) == shown:
+            return
+        raise RefusedError(
+            f"{self.path} belongs to a run with its outputs {'at ' + began if began else 'in the folder itself'}, not "
+            f"{'at ' + shown if shown else 'in the folder itself'}",
+            hint="Name the same place with -o, or another folder with --state.",
+        )
+
     def check_shard(self, shard: str | None) -> None:
         """Raises RefusedError if this folder was begun with another share of the jobs: both would stand in one journal."""
         record = self.read_run()

@@ -24,6 +24,7 @@ LEVELS = {
     "batchgen.shards": 1,
     "batchgen.events": 1,
     "batchgen.inventory.records": 1,
+    "batchgen.outputs.urls": 1,  # pure text, too
     "batchgen.outputs.names": 1,  # pure text: a job knows its name before anything is rendered
     "batchgen.manifest": 2,
     "batchgen.inventory": 2,
@@ -36,6 +37,8 @@ LEVELS = {
     "batchgen.journalreader": 4,
     "batchgen.merging": 4,
     "batchgen.reconcile": 4,
+    "batchgen.remotecheck": 4,
+    "batchgen.checkpoints": 4,
     "batchgen.runfolder": 4,
     "batchgen.runlock": 4,
     "batchgen.verify": 4,

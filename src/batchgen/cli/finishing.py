@@ -28,8 +28,10 @@ from batchgen.report.summary import Summary
 from batchgen.runfolder import RunFolder
 
 
-def finish(folder: RunFolder, journal: Journal, plan: Plan, summary: Summary, *, seconds: float, stream: TextIO) -> None:
-    """Writes the tables to the run folder and prints them."""
+def finish(
+    folder: RunFolder, journal: Journal, plan: Plan, summary: Summary, *, seconds: float, stream: TextIO, place: str | None = None
+) -> None:
+    """Writes the tables to the run folder and prints them, with the place where the outputs are."""
     failures = [
         (group.kind or group.state, f"{group.stage}: {group.reason}" if group.stage else group.reason, group.count)
         for group in journal.failures_by_reason()
@@ -45,7 +47,7 @@ def finish(folder: RunFolder, journal: Journal, plan: Plan, summary: Summary, *,
     _write(folder.tables / "timings.txt", tables.as_text(timings))
     write_jobs_table(folder, journal)
     add_measured(folder, plan, summary)
-    print_tables([*residency, *timings, f"{folder.outputs}", _report(folder)], stream)
+    print_tables([*residency, *timings, place or str(folder.outputs), _report(folder)], stream)
 
 
 def write_jobs_table(folder: RunFolder, journal: Journal) -> None:

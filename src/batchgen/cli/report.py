@@ -7,12 +7,19 @@ from pathlib import Path
 
 import click
 
+from batchgen.cli.places import RunPath
 from batchgen.errors import EXIT_DONE
 from batchgen.runfolder import RunFolder
 
 
-@click.command(help="Make a run's report: a page with its pictures, failures, tables and charts, or the same as text or data.")
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.command(help="""Make a run's report: a page with its pictures, failures, tables and charts, or the same as text or data.
+
+\b
+batchgen report results/prompts-Qwen-Image
+batchgen report results/prompts-Qwen-Image --format md
+batchgen report results/prompts-Qwen-Image --format csv > jobs.csv
+""")
+@click.argument("folder", metavar="DIR", type=RunPath())
 @click.option(
     "--format", "kind", type=click.Choice(["html", "md", "json", "csv"]), default="html", show_default=True,
     help="html writes DIR/report.html and a contact sheet; the others print: md a summary, json the sums, csv every job.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from batchgen.cli.places import RunPath
 from batchgen.errors import EXIT_DONE
 from batchgen.report.status import collect, render
 from batchgen.runfolder import RunFolder
@@ -19,8 +21,13 @@ from batchgen.runfolder import RunFolder
 _TEXT_WIDTH = 120  # without a terminal
 
 
-@click.command(help="Show how far a run is: counts, rate, time left, failures by reason, workers. Reads the folder only.")
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.command(help="""Show how far a run is: counts, rate, time left, failures by reason, workers. Reads the folder only.
+
+\b
+batchgen status results/prompts-Qwen-Image
+batchgen status results/prompts-Qwen-Image --watch
+""")
+@click.argument("folder", metavar="DIR", type=RunPath())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (with --watch: one a line each time).")
 @click.option("--watch", is_flag=True, help="Look again until the run has ended.")
 @click.option(
@@ -48,7 +55,8 @@ def command(folder: Path, as_json: bool, watch: bool, interval: float) -> int:
 
 def _console() -> Console:
     terminal = sys.stdout.isatty()
-    return Console(file=sys.stdout, markup=False, highlight=False, emoji=False, width=None if terminal else _TEXT_WIDTH)
+    width = None if terminal else int(os.environ.get("COLUMNS", "0") or 0) or _TEXT_WIDTH
+    return Console(file=sys.stdout, markup=False, highlight=False, emoji=False, width=width)
 
 
 def _print(status: dict[str, Any], as_json: bool, *, one_line: bool) -> None:

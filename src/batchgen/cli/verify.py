@@ -7,8 +7,10 @@ from pathlib import Path
 
 import click
 
+from batchgen.cli.places import RunPath, store_of
 from batchgen.errors import EXIT_DONE, EXIT_SOME_FAILED
 from batchgen.journal import Journal
+from batchgen.remotecheck import verify_remote
 from batchgen.report.safe import printable
 from batchgen.runfolder import RunFolder
 from batchgen.units import counted, size_text
@@ -16,7 +18,7 @@ from batchgen.verify import Tally, verify
 
 
 @click.command(epilog="Exit codes: 0 all is as the journal says; 3 something is not.")
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=RunPath())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(folder: Path, as_json: bool) -> int:
     """Read every finished output of a run and compare it with the journal: missing, changed and unknown files. Changes nothing.
@@ -27,7 +29,8 @@ def command(folder: Path, as_json: bool) -> int:
     run, tally = RunFolder.open(folder), Tally()
     findings = []
     with Journal.read(run.journal) as journal:
-        for finding in verify(run, journal, tally):
+        store = store_of(run)
+        for finding in verify(run, journal, tally) if store is None else verify_remote(store, journal, tally):
             findings.append({"wrong": finding.wrong, "path": finding.path, "text": finding.text})
             if not as_json:
                 click.echo(f"{finding.wrong}: {printable(finding.path)}: {finding.text}")

@@ -15,14 +15,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from batchgen.errors import DiskError, RunStoppedError
+from batchgen.errors import RunStoppedError
 from batchgen.events import Emit, JobFailed, OutputDone
 from batchgen.execute.load import first_line
 from batchgen.execute.settings import OutputSettings
 from batchgen.execute.windows import Row
+from batchgen.outputs.delivery import Delivery
 from batchgen.outputs.files import make_folders
 from batchgen.outputs.image import write_image
 from batchgen.outputs.metadata import RECORD, settings_for
+from batchgen.outputs.store import Store
 from batchgen.outputs.whole import judge
 from batchgen.reconcile import adoption
 from batchgen.units import MIB
@@ -67,6 +69,9 @@ class Products:
         self._waiting_bytes = 0
         self._futures: list[Future[None]] = []
         self._error: BaseException | None = None
+        store = Store(outputs.remote) if outputs.remote is not None else None
+        # what only this process would see is the supervisor's to put
+        self._delivery = Delivery(store, Path(outputs.folder), overwrite=outputs.overwrite) if store and not store.process_bound else None
 
     def take(
         self, row: Row, product: FloatArray, resolved: Mapping[str, Any], *, sound: Sound | None = None
@@ -85,17 +90,25 @@ class Products:
 
     def _write(self, row: Row, product: FloatArray, resolved: dict[str, Any], sound: Sound | None) -> None:
         try:
-            self._emit(self._written(row, product, resolved, sound))
-        except DiskError as error:
+            self._emit(self._sent(self._made(row, product, resolved, sound)))
+        except RunStoppedError as error:  # of the disk or of the store
             self._error = error
-        except FileExistsError:
-            self._emit(self._already_there(row))
         except Exception as error:  # noqa: BLE001  one file that cannot be written fails its job, not the night
             self._emit(JobFailed(self._worker, row.job.key, "error", "write", first_line(error)))
         finally:
             with self._room:
                 self._waiting_bytes -= product.nbytes
                 self._room.notify_all()
+
+    def _made(self, row: Row, product: FloatArray, resolved: dict[str, Any], sound: Sound | None) -> OutputDone | JobFailed:
+        try:
+            return self._written(row, product, resolved, sound)
+        except FileExistsError:
+            return self._already_there(row)
+
+    def _sent(self, event: OutputDone | JobFailed) -> OutputDone | JobFailed:
+        """After the store has answered, where files go to one."""
+        return self._delivery.send(event) if self._delivery is not None and isinstance(event, OutputDone) else event
 
     def _already_there(self, row: Row) -> OutputDone | JobFailed:
         """The name is taken: by this very job's output, which is adopted, or by something else, which is left alone."""
@@ -132,13 +145,13 @@ class Products:
         return write_video(frames, path, settings, fps=fps, video_format=kept, overwrite=overwrite, sound=sound)
 
     def check(self) -> None:
-        """Raises the DiskError that a writer met."""
+        """Raises the DiskError or StoreError that a writer met."""
         self._futures = [future for future in self._futures if not future.done()]
         if self._error is not None:
             raise self._error
 
     def finish(self) -> None:
-        """Waits for all files; raises the DiskError that a writer met."""
+        """Waits for all files; raises the DiskError or StoreError that a writer met."""
         for future in self._futures:
             future.result()
         self.check()

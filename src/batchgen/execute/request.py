@@ -10,6 +10,7 @@ from batchgen.execute.launch import Launcher
 from batchgen.execute.process import WorkerProcess
 from batchgen.execute.settings import ENGINE, EngineSettings
 from batchgen.journal import Journal
+from batchgen.outputs.delivery import Delivery
 from batchgen.plan.records import Plan
 from batchgen.reconcile import Reconciled
 from batchgen.runfolder import RunFolder
@@ -41,6 +42,7 @@ class RunRequest:
     factory: str = ENGINE  # "module:callable" that makes the engine in the worker
     prewarmed: tuple[WorkerProcess, ...] = ()
     launcher: Launcher | None = None  # where workers come from; None: processes of this machine
+    delivery: Delivery | None = None  # where outputs go to a store
     say: Callable[[str], None] | None = None  # hears what the disk's look brought up, before the first window
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from batchgen.jobs import Job
+from batchgen.outputs.urls import Location
 from batchgen.plan.records import Plan
 
 
@@ -19,6 +20,7 @@ class OutputSettings:
     video_format: str = "mp4"  # mp4, webp, png (a folder of frames)
     metadata: tuple[tuple[str, str], ...] = ()  # the same in every file: model, revision, batchgen's version
     overwrite: bool = False
+    remote: Location | None = None  # where finished files go from `folder`; None: they stay
 
 
 @dataclass(frozen=True, slots=True)

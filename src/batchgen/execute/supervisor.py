@@ -39,9 +39,11 @@ from batchgen.execute.stopping import Clock, StopSignals
 from batchgen.execute.watch import MemoryWatch
 from batchgen.execute.worker import CRASH
 from batchgen.jobs import ShapeKey
+from batchgen.outputs.delivery import Delivery
 from batchgen.outputs.files import sweep_after
 from batchgen.outputs.whole import judge
 from batchgen.reconcile import Reconciled, adoption, reconcile
+from batchgen.remotecheck import reconcile_remote
 
 __all__ = ["HANG_SECONDS", "RunRequest", "RunResult", "Supervisor", "WorkerMemory", "run_jobs", "window_sizes"]
 
@@ -142,7 +144,11 @@ class Supervisor:
         request.folder.prepare()
         orderly = self.journal.begin_run()
         overwrite = request.setup.outputs.overwrite
-        self._reconciled = reconcile(request.folder, self.journal, after_crash=not orderly, verify=request.verify, overwrite=overwrite)
+        asked = {"after_crash": not orderly, "verify": request.verify, "overwrite": overwrite}
+        if request.delivery is None:
+            self._reconciled = reconcile(request.folder, self.journal, **asked)
+        else:
+            self._reconciled = reconcile_remote(request.folder, self.journal, request.delivery, **asked)
         if request.say is not None:
             for line in self._reconciled.lines:
                 request.say(line)
@@ -243,9 +249,16 @@ class Supervisor:
 
     def _take_in(self, events: Sequence[Event]) -> None:
         """Journals first, tells listeners then: what a listener shows is what a resume would know."""
+        if self.request.delivery is not None:
+            events = [self._delivered(self.request.delivery, event) for event in events]
         self.journal.record(events)
         for event in events:
             self._listen(event)
+
+    @staticmethod
+    def _delivered(delivery: Delivery, event: Event) -> Event:
+        """A finished file that its worker has not sent, having died or seeing another memory than this process, goes before its row."""
+        return delivery.send(event) if isinstance(event, OutputDone) and delivery.staged(event) else event
 
     def _handle(self, seat: _Seat, event: Event) -> None:
         seat.heard = time.monotonic()
@@ -498,7 +511,7 @@ class Supervisor:
         return list(seat.flight.values())[-1].stage, tuple(sorted(keys & seat.held))
 
     def _settle_the_dead(self, seat: _Seat, suspects: Sequence[str], kind: FailureKind, stage: str, cause: str) -> None:
-        outputs = self.request.folder.outputs
+        outputs, delivery = self.request.folder.outputs, self.request.delivery
         events: list[Event] = []
         self._sweep_after(seat)
         for key in sorted(seat.held):
@@ -506,6 +519,8 @@ class Supervisor:
             verdict, settings = judge(outputs / output, key)
             if verdict == "ours" and settings is not None:
                 events.append(adoption(outputs / output, key, output, settings, seat.number))  # renamed, but not told
+            elif delivery is not None and (there := delivery.judge(output, key)[1]) is not None:
+                events.append(replace(there, worker=seat.number))  # sent, but not told
             elif key in suspects:
                 events.append(JobFailed(seat.number, key, kind, stage, f"worker {cause}, in stage {stage or 'unknown'}", True))
         self._take_in(events)
