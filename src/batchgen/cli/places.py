@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from batchgen.outputs.store import Store
 
 
-class RunPath(click.ParamType):
+class RunPath(click.ParamType[Path]):
     """A run's folder, or the URL that its outputs went to."""
 
     name = "folder"

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import TextIO
 
 from batchgen import __version__, manifest
+from batchgen.checkpoints import Checkpoints
 from batchgen.cli.check import manifest_file
 from batchgen.cli.engines import Workplace, workplace
 from batchgen.cli.finishing import finish, learn_from, print_tables
 from batchgen.cli.fitting import Shapes, rehearse_and_fit
+from batchgen.cli.places import run_place
 from batchgen.cli.request import (
     Facts,
     RenderRequest,
@@ -45,7 +47,9 @@ from batchgen.inventory.profiles import find_profile
 from batchgen.jobs import Job, ShapeKey, largest_jobs
 from batchgen.journal import Journal
 from batchgen.manifest.options import ManifestOptions
+from batchgen.outputs.delivery import Delivery
 from batchgen.outputs.files import disk_errors
+from batchgen.outputs.store import Store
 from batchgen.plan.fit import FitOptions
 from batchgen.plan.planner import make_plan
 from batchgen.plan.records import PlanFacts
@@ -86,13 +90,16 @@ def render(request: RenderRequest, worker: WorkerProcess | None = None) -> Outco
     `worker`: one that was started before this module was loaded, so that its imports overlap ours.
     """
     run = request.run
-    folder_path = Path(run.output) if run.output is not None else default_folder(request.manifest, request.model, run.shard)
     with ExitStack() as stack:
         if run.engine == "local":
             worker = stack.enter_context(_ended_on_error(worker or prewarm()))
+        folder_path, store = run_place(run, default_folder(request.manifest, request.model, run.shard))
+        remote = store.location if store is not None else None
         request = replace(request, model_options=_same_revision(request, folder_path))
         place = stack.enter_context(workplace(run))
         facts = gather(request, place)
+        if store is not None and facts.profile.task == "video" and run.video_format == "png":
+            raise UsageError("a folder of frames cannot go to a URL whole", option="--video-format", hint="Use mp4 or webp.")
         options = manifest_options(request, facts)
         path, shown = stack.enter_context(manifest_file(request.manifest, options.format))
         options = replace(options, shown_as=shown)
@@ -105,6 +112,7 @@ def render(request: RenderRequest, worker: WorkerProcess | None = None) -> Outco
         folder = RunFolder.open(folder_path, manifest_path=_kept(request.manifest, path, folder_path), new=request.run.new)
         pixels = pixel_settings(request, facts)
         folder.check_pixel_settings(pixels)
+        folder.check_remote(None if remote is None else remote.shown)
         folder.check_shard(None if run.shard is None else str(run.shard))
         stack.enter_context(folder.lock())
         folder.prepare()
@@ -115,16 +123,16 @@ def render(request: RenderRequest, worker: WorkerProcess | None = None) -> Outco
         stack.enter_context(journal)
         if journal.damaged is not None:
             note(f"the journal was damaged; it is kept as {journal.damaged.name}, and finished outputs are found by themselves")
-        folder.write_run(run_record(request, facts, pixels))
+        folder.write_run(run_record(request, facts, pixels, remote))
         taken = journal.ingest(_jobs(path, options, run.shard), complete=run.limit is None, mark=_mark(path, options, run.shard))
         journal.set_skipped((row.row, None, row.reason) for row in checked.skipped)
         if taken.vanished:
             note(f"{taken.vanished} jobs of an earlier manifest are no longer in it; their pictures are kept")
         room = space(folder, journal, image_format=request.run.image_format, video_format=request.run.video_format)
-        if room.warning is not None:
+        if room.warning is not None and store is None:
             note(room.warning)
         trial = largest_jobs(_jobs(path, options, run.shard)) if run.smoke else ()
-        return _carry_out(request, facts, folder, journal, place, worker, events, trial)
+        return _carry_out(request, facts, folder, journal, place, worker, events, trial, store)
 
 
 def _jobs(path: str, options: ManifestOptions, shard: Shard | None) -> Iterator[Job]:
@@ -232,7 +240,7 @@ def _notes(run: RunOptions) -> Callable[[str], None]:
 
 def _carry_out(
     request: RenderRequest, facts: Facts, folder: RunFolder, journal: Journal, place: Workplace, worker: WorkerProcess | None,
-    events: TextIO | None, trial: Sequence[Job],
+    events: TextIO | None, trial: Sequence[Job], store: Store | None,
 ) -> Outcome:
     run = request.run
     counts = journal.counts()
@@ -243,6 +251,8 @@ def _carry_out(
     if run.verbose:
         print_tables([trail_table(facts.plan)], sys.stderr)
     started = time.monotonic()
+    checkpoints = Checkpoints(folder, store) if store is not None else None
+    place_shown = f"{store.shown}/outputs\nstate: {folder.path}" if store is not None else str(folder.outputs)
     try:
         with ExitStack() as stack:
             display = stack.enter_context(open_display(pace, quiet=run.quiet))
@@ -252,21 +262,27 @@ def _carry_out(
                 listen(event)
                 if isinstance(event, WindowDone):  # all it rendered has been told by now; what else differs was found on the disk
                     _rebase(pace, journal)
+                    if checkpoints is not None:
+                        checkpoints.maybe()
 
             def found(line: str) -> None:  # before the first window: outputs lost or adopted change what is left to do
                 _rebase(pace, journal)
                 display.note(line)
 
-            asked = _request(request, facts, folder, journal, place, worker, trial)
+            asked = _request(request, facts, folder, journal, place, worker, trial, store)
             result = run_jobs(replace(asked, say=found), recount)
             _rebase(pace, journal)
             for line in result.lines:
                 display.note(line)
     except BatchgenError:
         with suppress(BatchgenError, OSError):  # what stopped the run, a full disk for one, may stop the tables too
-            finish(folder, journal, facts.plan, summary, seconds=time.monotonic() - started, stream=sys.stdout)
+            finish(folder, journal, facts.plan, summary, seconds=time.monotonic() - started, stream=sys.stdout, place=place_shown)
+            if checkpoints is not None:
+                checkpoints.finish()
         raise
-    finish(folder, journal, facts.plan, summary, seconds=result.seconds, stream=sys.stdout)
+    finish(folder, journal, facts.plan, summary, seconds=result.seconds, stream=sys.stdout, place=place_shown)
+    if checkpoints is not None:
+        checkpoints.finish()
     learn_from(facts, summary)
     if result.stopped_by is not None:
         left = result.counts["pending"]
@@ -281,16 +297,18 @@ def _rebase(pace: Pace, journal: Journal) -> None:
 
 def _request(
     request: RenderRequest, facts: Facts, folder: RunFolder, journal: Journal, place: Workplace, worker: WorkerProcess | None,
-    trial: Sequence[Job],
+    trial: Sequence[Job], store: Store | None,
 ) -> RunRequest:
     run = request.run
     devices = tuple(part.torch_name for part in facts.devices) if facts.platform == "cuda" and facts.plan.replicas > 1 else ()
     groups = place.groups(facts) if place.groups is not None else facts.plan.groups if facts.plan.fsdp else ()
     return RunRequest(
-        folder=folder, journal=journal, setup=engine_settings(request, facts, folder, trial), plan=facts.plan,
+        folder=folder, journal=journal, plan=facts.plan,
+        setup=engine_settings(request, facts, folder, trial, store.location if store is not None else None),
         workers=worker_count(request, facts), devices=devices, groups=groups,
         stop_at=next_time(run.stop_at.strftime("%H:%M")) if run.stop_at is not None else None, max_hours=run.max_hours,
         retry_failed=run.retry_failed, verify=run.verify,
+        delivery=Delivery(store, folder.outputs, overwrite=run.overwrite) if store is not None else None,
         prewarmed=(worker,) if worker is not None else (), launcher=place.launcher(request, facts),
         max_worker_bytes=None if run.host_memory_bytes is None else run.host_memory_bytes // worker_count(request, facts),
         hang_seconds=HANG_SECONDS if run.job_timeout is None else run.job_timeout,

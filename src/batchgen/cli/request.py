@@ -23,6 +23,7 @@ from batchgen.inventory.prompt_limits import picture_inputs, prompt_limits, take
 from batchgen.inventory.records import DeviceFacts, ModelFacts, Platform, Profile
 from batchgen.jobs import Job
 from batchgen.manifest.options import JobDefaults, ManifestOptions
+from batchgen.outputs.urls import Location, without_secrets
 from batchgen.plan.records import Overrides, Plan
 from batchgen.report.plan_json import plan_object
 from batchgen.runfolder import RunFolder
@@ -118,7 +119,9 @@ def pixel_settings(request: RenderRequest, facts: Facts) -> dict[str, object]:
     return {"model": facts.model.revision, **said, **engine_pixels(request, facts)}
 
 
-def engine_settings(request: RenderRequest, facts: Facts, folder: RunFolder, trial: Sequence[Job] = ()) -> EngineSettings:
+def engine_settings(
+    request: RenderRequest, facts: Facts, folder: RunFolder, trial: Sequence[Job] = (), remote: Location | None = None
+) -> EngineSettings:
     """What the workers are told. `trial`: jobs for the smoke test."""
     run, found = request.run, facts.model
     return EngineSettings(
@@ -129,7 +132,7 @@ def engine_settings(request: RenderRequest, facts: Facts, folder: RunFolder, tri
         run_folder=str(folder.path),
         outputs=OutputSettings(
             folder=str(folder.outputs), image_format=run.image_format, image_options=run.image_options, video_format=run.video_format,
-            metadata=(("model", found.source), ("revision", found.revision)), overwrite=run.overwrite,
+            metadata=(("model", found.source), ("revision", found.revision)), overwrite=run.overwrite, remote=remote,
         ),
         trust_remote_code=request.model_options.trust_remote_code, allow_pickle=request.model_options.allow_pickle,
         host_memory_bytes=run.host_memory_bytes, reserve_device_bytes=run.reserve_device_bytes, threads=run.threads,
@@ -163,7 +166,7 @@ def _attention(request: RenderRequest) -> str | None:
     return backend
 
 
-def run_record(request: RenderRequest, facts: Facts, pixels: dict[str, object]) -> dict[str, Any]:
+def run_record(request: RenderRequest, facts: Facts, pixels: dict[str, object], remote: Location | None = None) -> dict[str, Any]:
     """run.json, its manifest left out: the folder adds that."""
     found = facts.model
     return {
@@ -176,6 +179,7 @@ def run_record(request: RenderRequest, facts: Facts, pixels: dict[str, object]) 
                 for part in found.components
             },
         },
+        "remote": None if remote is None else remote.shown,
         "shard": None if request.run.shard is None else str(request.run.shard),
         "settings": {setting.name: _setting(setting) for setting in request.settings},
         "pixel_settings": pixels,
@@ -189,6 +193,8 @@ def _setting(setting: Resolved) -> dict[str, Any]:
     plain: Any = list(value) if isinstance(value, tuple) else value
     if not isinstance(plain, str | int | float | bool | list | None):
         plain = str(plain)
+    if isinstance(plain, str):
+        plain = without_secrets(plain)
     return {"value": plain, "source": setting.source, **({"where": setting.where} if setting.where else {})}
 
 

@@ -31,6 +31,7 @@ class RunOptions:
     """As given; None is unset."""
 
     output: str | None = None
+    state: str | None = None  # where outputs go to a URL: the local folder of journal and tables; None: the user's state folder
     new: bool = False
     limit: int | None = None
     shard: Shard | None = None  # this run's share of the jobs; None: all
@@ -94,7 +95,8 @@ def _devices(context: click.Context, parameter: click.Parameter, values: tuple[s
 
 
 _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
-    click.option("-o", "--output", metavar="DIR", help="Run folder; default results/<manifest>-<model>."),
+    click.option("-o", "--output", metavar="DIR|URL", help="Run folder, default results/<manifest>-<model>; or s3://bucket/prefix."),
+    click.option("--state", metavar="DIR", help="With outputs at a URL: where journal and tables are kept."),
     click.option("--new", is_flag=True, help="Start beside a folder that holds another run."),
     click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N rows."),
     click.option(
