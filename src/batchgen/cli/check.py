@@ -48,7 +48,7 @@ def command(
 
     \b
     batchgen check prompts.csv
-    batchgen check prompts.csv --model Qwen/Qwen-Image   sizes and prompt lengths too
+    batchgen check prompts.csv --model Qwen/Qwen-Image
     cat prompts.txt | batchgen check - --format txt
     """
     options = replace(manifest_options, limit=limit)

@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 _MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "failure": ("FAILURE", "bold red")}
 
 
-@click.command(help="Check this machine: libraries, devices, memory, disk, hub, encoder, and a model if one is named.")
+@click.command(help="""Check this machine: libraries, devices, memory, disk, hub, encoder, and a model if one is named.
+
+\b
+batchgen doctor
+batchgen doctor --model Qwen/Qwen-Image -o /data/night
+""", epilog="Exit codes: 0 ready, maybe with warnings; 1 something would stop a run.")
 @model_options
 @click.option("-o", "--output", metavar="DIR", type=click.Path(path_type=Path), default=Path("results"), help="Where outputs would go.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

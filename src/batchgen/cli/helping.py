@@ -1,24 +1,86 @@
-"""Help that fits a screen: a command with many options shows the ones people use first; --help-all shows all of them, in sections."""
+"""Help that fits a screen: what a command does, examples, the options people use first; --help-all shows all of them, by topic."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
-# What `--help` of a command with many options shows, in this order. A command that is not here shows everything.
-FIRST = {
-    "run": (
-        "model", "output", "new", "limit", "device", "batch-size", "performance-mode", "component-residency", "dtype", "size", "steps",
-        "guidance", "negative-prompt", "num-images", "skip-invalid", "retry-failed", "stop-at", "image-format", "config", "preset",
-    ),
-    "plan": (
-        "model", "profile", "device", "device-memory", "gpu", "platform", "performance-mode", "component-residency", "batch-size", "dtype",
-        "policy-only", "show-residency", "explain", "json",
-    ),
-    "check": ("model", "format", "prompt-column", "name", "size", "snap", "skip-invalid", "on-truncate", "faults-file", "json"),
-}  # fmt: skip
+from batchgen.errors import UsageError
+
+# What `--help` of a command with many options shows: groups of (option, what it takes, a line on it). Everything else is for --help-all.
+SHORT: dict[str, dict[str, tuple[tuple[str, str, str], ...]]] = {
+    "run": {
+        "What": (
+            ("model", "ID_OR_FOLDER", "hub id, folder in diffusers' layout, or builtin"),
+            ("output", "DIR", "run folder; default results/<manifest>-<model>"),
+            ("new", "", "start beside a folder that holds another run"),
+            ("limit", "N", "only the first N rows"),
+            ("skip-invalid", "", "leave rows with faults out"),
+        ),
+        "Pictures whose rows do not say": (
+            ("size", "WxH", "e.g. 1024x1024"),
+            ("steps", "N", "denoising steps"),
+            ("guidance", "X", "guidance scale"),
+            ("num-images", "N", "pictures a row"),
+        ),
+        "Memory and speed": (
+            ("device", "LIST", "e.g. cuda:0,cuda:1 or cpu; default: all"),
+            ("performance-mode", "MODE", "auto, manual, speed or memory"),
+            ("component-residency", "LIST", "e.g. vae=resident"),
+            ("batch-size", "N|auto", "1 repeats pictures bit for bit"),
+        ),
+        "The night": (
+            ("stop-at", "HH:MM", "end in good order at this time"),
+            ("retry-failed", "", "try failed jobs again"),
+            ("preset", "NAME", "draft or overnight"),
+        ),
+    },
+    "plan": {
+        "What": (
+            ("model", "ID_OR_FOLDER", "default Qwen/Qwen-Image"),
+            ("size", "WxH", "size to plan for, e.g. 1024x1024"),
+            ("jobs", "N", "how many; default: the manifest's, else 100"),
+        ),
+        "Where": (
+            ("gpu", "NAME[xN]", 'a card of the catalogue, e.g. "RTX 4090x2"'),
+            ("device-memory", "TOTAL[:FREE]", "a card by its GiB, e.g. 24:22.5"),
+            ("compare", "NAME,...", "several cards side by side"),
+            ("device", "LIST", "devices at hand"),
+        ),
+        "How": (
+            ("performance-mode", "MODE", "auto, manual, speed or memory"),
+            ("component-residency", "LIST", "e.g. transformer=layerwise-offload"),
+            ("batch-size", "N|auto", "jobs in one batch"),
+            ("policy-only", "", "rules only: nothing is rehearsed"),
+        ),
+        "What is said": (
+            ("show-residency", "", "where each component lives, who decided, why"),
+            ("explain", "", "the whole trail of decisions"),
+            ("json", "", "one JSON object"),
+        ),
+    },
+    "check": {
+        "Options": (
+            ("model", "ID_OR_FOLDER", "check sizes and prompt lengths against it"),
+            ("format", "KIND", "csv, tsv, jsonl, json, txt or parquet"),
+            ("prompt-column", "NAME", "the column of the prompts"),
+            ("name", "TEMPLATE", "how outputs are named"),
+            ("size", "WxH", "size of rows that name none"),
+            ("snap", "", "take the nearest size that the model can make"),
+            ("skip-invalid", "", "leave rows with faults out"),
+            ("on-truncate", "warn|error", "prompts longer than the model reads"),
+            ("faults-file", "FILE", "write every fault, one a line"),
+            ("json", "", "one JSON object"),
+        ),
+    },
+}
+# Options that every command has; short help leaves them to --help-all.
+COMMON = frozenset({
+    "debug", "local-settings", "config", "preset", "revision", "variant", "dtype", "trust-remote-code", "allow-pickle", "cache-dir",
+    "help-all",
+})  # fmt: skip
 
 # Sections of --help-all; an option that none names stands under "Other".
 SECTIONS = {
@@ -26,7 +88,8 @@ SECTIONS = {
         "model", "revision", "variant", "dtype", "trust-remote-code", "allow-pickle", "cache-dir", "profile", "profile-file", "model-facts",
     ),
     "Devices": (
-        "device", "devices", "device-memory", "gpu", "compare", "platform", "workers", "threads", "reserve-vram", "host-memory",
+        "device", "devices", "device-memory", "gpu", "compare", "platform", "workers", "engine", "ray-address", "threads",
+        "reserve-vram", "host-memory",
     ),
     "Placement": (
         "performance-mode", "component-residency", "cpu-offload-components", "layerwise-offload-components", "dit-cpu-offload",
@@ -42,7 +105,8 @@ SECTIONS = {
         "negative-prompt", "size", "width", "height", "steps", "guidance", "true-cfg-scale", "num-images", "jobs", "frames", "num-frames",
         "fps", "strength", "lora", "seed",
     ),
-    "The run": ("output", "new", "stop-at", "max-hours", "smoke", "retry-failed", "verify", "overwrite", "job-timeout"),
+    "The run": ("output", "state", "new", "shard", "stop-at", "max-hours", "smoke", "retry-failed", "verify", "overwrite", "job-timeout"),
+    "Looking": ("watch", "interval", "partial", "copy"),
     "What is written": ("name", "image-format", "image-quality", "png-compression", "video-format", "events"),
     "What is said": ("policy-only", "rehearse", "show-residency", "explain", "preview", "json", "quiet", "verbose", "debug"),
     "Settings": ("config", "preset", "local-settings"),
@@ -59,28 +123,54 @@ class SectionedCommand(click.Command):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        if self.name in FIRST:
-            self.params.append(click.Option(
-                ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all, help="Show every option.",
-            ))  # fmt: skip
+        self.params.append(click.Option(
+            ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all, help="Show every option.",
+        ))  # fmt: skip
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        self._look_for_swallowed(args)
+        return super().parse_args(ctx, args)
+
+    def _look_for_swallowed(self, args: Sequence[str]) -> None:
+        """Refuses `--gpu --json`, which click would read as a card of that name. `--gpu=--json` means it."""
+        options = [part for part in self.params if isinstance(part, click.Option)]
+        takers = {text for part in options if not part.is_flag and not part.count for text in part.opts}
+        known = {text for part in options for text in (*part.opts, *part.secondary_opts)}
+        values = iter(args)
+        for text in values:
+            if text == "--":
+                return
+            if text in takers and (value := next(values, None)) is not None and value.partition("=")[0] in known:
+                message = f"{text} needs a value, and {value} behind it is an option"
+                raise UsageError(message, option=text, hint=f"To mean it all the same: {text}={value}")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        records = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None and isinstance(parameter, click.Option):
-                records[long_name(parameter)] = record
-        if self.name not in FIRST:
-            _section(formatter, "Options", list(records.values()))
-            return
+        options = {long_name(part): part for part in self.get_params(ctx) if isinstance(part, click.Option) and not part.hidden}
         if not ctx.meta.get("batchgen.help-all"):
-            shown = [records[name] for name in (*FIRST[self.name], "help", "help-all") if name in records]
-            _section(formatter, "Options", shown)
+            self._short(ctx, formatter, options)
             return
-        left = dict(records)
+        left = {name: record for name, option in options.items() if (record := option.get_help_record(ctx)) is not None}
         for title, names in SECTIONS.items():
             _section(formatter, title, [left.pop(name) for name in names if name in left])
         _section(formatter, "Other", list(left.values()))
+
+    def _short(self, ctx: click.Context, formatter: click.HelpFormatter, options: Mapping[str, click.Option]) -> None:
+        if self.name in SHORT:
+            width = max(len(_written(options[name], takes)) for rows in SHORT[self.name].values() for name, takes, _ in rows)
+            for title, rows in SHORT[self.name].items():
+                _section(formatter, title, [(_written(options[name], takes).ljust(width), text) for name, takes, text in rows])
+        else:
+            shown = [option.get_help_record(ctx) for name, option in options.items() if name not in {*COMMON, "help"}]
+            _section(formatter, "Options", [record for record in shown if record is not None])
+        left = len(options) - 2  # --help and --help-all themselves
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(f"--help-all shows all {left} options by topic, and how settings files and the environment set them.")
+
+
+def _written(option: click.Option, takes: str) -> str:
+    short = [text for text in option.opts if not text.startswith("--")]
+    return ", ".join([*short, f"--{long_name(option)}"]) + (f" {takes}" if takes else "")
 
 
 def _section(formatter: click.HelpFormatter, title: str, rows: Sequence[tuple[str, str]]) -> None:
@@ -93,4 +183,7 @@ def _show_all(context: click.Context, parameter: click.Parameter, value: bool) -
     if value and not context.resilient_parsing:
         context.meta["batchgen.help-all"] = True
         click.echo(context.get_help())
+        click.echo(
+            "\nEvery option can also be set by BATCHGEN_<OPTION>, in a file (--config FILE, ./batchgen.toml) or by --preset NAME."
+        )
         context.exit()

@@ -34,17 +34,33 @@ class Subject:
     profile_file: Path | None
 
 
-@click.command(help="Decide where each component of a model lives, and explain it. Renders nothing.")
+def _names(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of cards, repeated or with commas."""
+    names = [name.strip() for value in values for name in value.split(",")]
+    if not all(names):
+        raise click.BadParameter('names no card; write it like "RTX 4090,H100 80GBx8"', context, parameter)
+    return tuple(names)
+
+
+@click.command(help="""Decide where each component of a model lives, and explain it. Renders nothing.
+
+\b
+batchgen plan --show-residency
+batchgen plan prompts.csv --model Qwen/Qwen-Image --gpu "RTX 4090"
+batchgen plan --compare "RTX 4090,L40S,H100 80GB" --size 1024x1024
+""")
 @click.argument("manifest", required=False)
 @model_options
 @click.option("--model-facts", "facts_file", type=click.Path(path_type=Path), metavar="FILE", help="A model by its numbers (JSON).")
 @click.option("--device", "--devices", "devices", multiple=True, metavar="LIST", help="Devices at hand: cuda:0, cuda, a UUID, mps, cpu.")
 @click.option("--device-memory", multiple=True, metavar="TOTAL[:AVAILABLE]", help="A device that is not here, in GiB; once a device.")
-@click.option("--gpu", "gpus", multiple=True, metavar="NAME[xN]", help='Cards of the catalogue, like "RTX 4090" or "H100 80GBx8".')
+@click.option(
+    "--gpu", "gpus", multiple=True, metavar="NAME[xN]", callback=_names, help='Cards of the catalogue, like "RTX 4090" or "H100 80GBx8".',
+)
 @click.option("--platform", metavar="cuda|mps|cpu", help="Plan for this platform; default: the one at hand.")
 @placement_options
 @workload_options
-@click.option("--compare", multiple=True, metavar="NAME[xN]", help="One row a card of the catalogue: what fits, how fast. Repeatable.")
+@click.option("--compare", multiple=True, metavar="NAME,...", callback=_names, help="One row a card: what fits, how fast. Repeatable.")
 @click.option("--rehearse/--no-rehearse", default=None, help="Rehearse the model without weights; default: on CUDA.")
 @click.option("--policy-only", is_flag=True, help="Rules only: nothing is rehearsed.")
 @click.option("--show-residency", is_flag=True, help="A table of every component: where it lives, who decided, why.")

@@ -33,7 +33,7 @@ def command(
     batchgen run prompts.csv --model ./my-model --limit 8
     batchgen run prompts.csv --model builtin -o out --preset draft
 
-    Run it again to go on where it stopped: finished pictures are kept, nothing is rendered twice.
+    Run it again to go on where it stopped: nothing is rendered twice.
     """
     if model is None:
         raise UsageError(

@@ -122,7 +122,7 @@ def read_layer(path: Path, kind: str, command: str, options: Mapping[str, click.
     return Layer(kind, shown, values)
 
 
-_HINT = "a setting is an option's long name without the dashes; `batchgen run --help` lists them"
+_HINT = "a setting is an option's long name without the dashes; `batchgen run --help-all` lists them"
 
 
 def _spelled(names: Iterable[str]) -> list[str]:

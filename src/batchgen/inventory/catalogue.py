@@ -52,8 +52,9 @@ def find_card(name: str) -> Card:
     by_name = {_plain(text): card for card in catalogue() for text in (card.name, *card.names)}
     if wanted in by_name:
         return by_name[wanted]
-    nearest = difflib.get_close_matches(wanted, list(by_name), n=1, cutoff=0.0)[0]
-    raise UsageError(f"--gpu: there is no {name!r} in the catalogue. Did you mean {by_name[nearest].name!r}?", option="--gpu",
+    near = difflib.get_close_matches(wanted, list(by_name), n=1, cutoff=0.6)
+    question = f" Did you mean {by_name[near[0]].name!r}?" if near else ""
+    raise UsageError(f"--gpu: there is no {name!r} in the catalogue.{question}", option="--gpu",
                      hint=f"Known: {', '.join(card.name for card in catalogue())}. Or state it with --device-memory.")  # fmt: skip
 
 

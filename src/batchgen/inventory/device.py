@@ -98,8 +98,9 @@ def torch_name(platform: Platform, number: int) -> str:
 def check_platform(name: str) -> Platform:
     """Raises UsageError with the nearest platform."""
     if name not in PLATFORMS:
-        nearest = difflib.get_close_matches(name.lower(), PLATFORMS, n=1, cutoff=0.0)[0]
-        raise UsageError(f"--platform: there is no platform {name!r}. Did you mean {nearest!r}?", option="--platform",
+        near = difflib.get_close_matches(name.lower(), PLATFORMS, n=1, cutoff=0.5)
+        question = f" Did you mean {near[0]!r}?" if near else ""
+        raise UsageError(f"--platform: there is no platform {name!r}.{question}", option="--platform",
                          hint=f"Platforms: {', '.join(PLATFORMS)}.")  # fmt: skip
     return name
 
@@ -119,8 +120,10 @@ def _platform_of(name: str) -> Platform:
         return cast(Platform, name)
     if name == "cuda" or name.isdecimal() or name.startswith(("cuda:", "GPU-", "MIG-")):
         return "cuda"
-    nearest = difflib.get_close_matches(name.lower(), ("cuda:0", "cuda", "mps", "cpu"), n=1, cutoff=0.0)[0]
-    raise UsageError(f"--device: {name!r} is no device. Did you mean {nearest!r}?", option="--device",
+    near = ["cuda"] if name.lower() in ("gpu", "nvidia") else difflib.get_close_matches(
+        name.lower(), ("cuda:0", "cuda", "mps", "cpu"), n=1, cutoff=0.5)
+    question = f" Did you mean {near[0]!r}?" if near else ""
+    raise UsageError(f"--device: {name!r} is no device.{question}", option="--device",
                      hint="Write cuda:0, cuda, an index, a GPU's UUID, mps or cpu; several with commas.")  # fmt: skip
 
 

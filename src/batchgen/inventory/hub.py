@@ -32,6 +32,7 @@ from huggingface_hub.errors import (
 from batchgen.errors import DiskError, ModelError
 from batchgen.inventory import safetensors, weights
 from batchgen.inventory.index import INDEX_NAME, ModelIndex, read_index
+from batchgen.inventory.meant import meant
 from batchgen.inventory.options import ModelOptions, OnProgress
 from batchgen.units import size_text
 
@@ -222,14 +223,14 @@ def _explained(model: str, options: ModelOptions) -> Iterator[None]:
     except LocalEntryNotFoundError as error:
         if constants.HF_HUB_OFFLINE:
             raise ModelError(
-                f"{model}{revision} is not in the cache, and HF_HUB_OFFLINE is set",
+                f"{model}{revision} is not in the cache, and HF_HUB_OFFLINE is set{_unless_known(model)}",
                 hint="Run once with a connection, or pass the folder of the model.") from error
         raise ModelError(
-            f"{model}{revision} is not in the cache, and the hub cannot be reached",
+            f"{model}{revision} is not in the cache, and the hub cannot be reached{_unless_known(model)}",
             hint="Check the connection, or pass the folder of the model.") from error
     except RepositoryNotFoundError as error:
         raise ModelError(
-            f"there is no model {model!r} on the hub (or it is private)",
+            f"there is no model {model!r} on the hub (or it is private){_unless_known(model)}",
             hint="Check the name; for a private one log in with `hf auth login`.") from error
     except EntryNotFoundError as error:
         raise ModelError(
@@ -250,3 +251,9 @@ def _explained(model: str, options: ModelOptions) -> Iterator[None]:
                 f"{model}: the connection was lost during the download", hint="Run the same command again; it goes on from here.",
             ) from error
         raise
+
+
+def _unless_known(model: str) -> str:
+    """A near name, where the name itself is not one that profiles know."""
+    near = meant(model)
+    return "" if f"{model!r}".lower() in near.lower() else near

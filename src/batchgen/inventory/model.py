@@ -16,6 +16,7 @@ from batchgen.errors import ModelError, UsageError
 from batchgen.inventory import index as index_files
 from batchgen.inventory import safetensors, weights
 from batchgen.inventory.index import IndexEntry, ModelIndex
+from batchgen.inventory.meant import meant
 from batchgen.inventory.options import DTYPES, ModelOptions, OnProgress
 from batchgen.inventory.records import ComponentFacts, ModelFacts, Platform, WeightFile
 
@@ -42,7 +43,9 @@ def resolve(source: str, options: ModelOptions, *, platform: Platform, on_progre
     if path.is_dir():
         return folder_facts(path, options, platform=platform, source=source, kind="folder")
     if not looks_like_hub_id(source):
-        raise ModelError(f"there is no model folder {source!r}, and it is no hub id (OWNER/NAME)")
+        raise ModelError(
+            f"there is no model folder {source!r}, and it is no hub id (OWNER/NAME){meant(source)}",
+            hint="--model takes a folder in diffusers' layout, a hub id like Qwen/Qwen-Image, or builtin.")
     # huggingface_hub costs a second to import: only for hub ids.
     from batchgen.inventory import hub
 
