@@ -20,6 +20,7 @@ from batchgen import __version__
 from batchgen.cli import completing, settings
 from batchgen.cli.helping import SectionedCommand
 from batchgen.errors import EXIT_REFUSED, EXIT_STOPPED, BatchgenError, InterruptedRunError, UsageError
+from batchgen.outputs.urls import without_secrets
 from batchgen.report.safe import printable
 
 # Name -> what --help says about it; the text stands here so that the list of commands needs none of them loaded.
@@ -31,7 +32,7 @@ COMMANDS = {
     "status": "Show how far a run is, also while it goes on.",
     "report": "Make a page, a summary or data of a run.",
     "verify": "Compare a run's outputs with its journal.",
-    "rerender": "Make a picture again from the settings inside it.",
+    "rerender": "Make pictures again from the settings inside them.",
     "doctor": "Say whether this machine is ready for the night.",
     "demo": "Render a dozen prompts with the built-in model.",
     "completion": "Print the completion script for bash, zsh or fish.",
@@ -93,9 +94,9 @@ group = LazyGroup(
     "batchgen",
     params=[_debug_option()],
     help="Renders a whole prompt list with a diffusion model, explains its memory plan, and never loses the night.\n\n"
-    "\b\nbatchgen demo                                    a look, with the built-in model\n"
-    "batchgen plan --show-residency                   what would live where\n"
-    "batchgen run prompts.csv --model Qwen/Qwen-Image  the night; run again to resume",
+    "\b\nbatchgen demo                                     a look, without a GPU\n"
+    "batchgen plan --show-residency                    what would live where\n"
+    "batchgen run prompts.csv --model Qwen/Qwen-Image  the night; again: resume",
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": settings.PREFIX, "max_content_width": 100},
 )
 group = click.version_option(__version__, "-V", "--version", prog_name="batchgen", message="%(prog)s %(version)s")(group)
@@ -157,7 +158,7 @@ def _say(text: str) -> None:
 
 
 def _safe(text: str) -> str:
-    return printable(text, keep="\n\t")
+    return printable(without_secrets(text), keep="\n\t")
 
 
 def _say_error(error: BatchgenError) -> None:
@@ -185,7 +186,7 @@ def _say_unexpected(error: Exception, arguments: list[str], *, debug: bool) -> i
     import tempfile
     import traceback
 
-    trace = "".join(traceback.format_exception(error))
+    trace = without_secrets("".join(traceback.format_exception(error)))
     if debug:
         _say(trace)
         return EXIT_STOPPED
@@ -200,7 +201,8 @@ def _say_unexpected(error: Exception, arguments: list[str], *, debug: bool) -> i
 
 
 def _write_crash(file: IO[str], trace: str, arguments: list[str]) -> None:
-    file.write(f"batchgen {__version__}, Python {sys.version}, {sys.platform}\narguments: {arguments}\n\n{trace}")
+    said = [without_secrets(argument) for argument in arguments]
+    file.write(f"batchgen {__version__}, Python {sys.version}, {sys.platform}\narguments: {said}\n\n{trace}")
 
 
 def _insist_on_utf8() -> None:
