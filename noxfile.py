@@ -16,7 +16,7 @@ PROJECT = nox.project.load_toml("pyproject.toml")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 
 
-def install(session: nox.Session, *, groups: tuple[str, ...], extras: str = "lora,parquet,remote,video") -> None:
+def install(session: nox.Session, *, groups: tuple[str, ...], extras: str = "lora,parquet,ray,remote,video") -> None:
     """The package with `extras` and the dependency groups, at the versions of constraints.txt."""
     wanted = [requirement for group in groups for requirement in nox.project.dependency_groups(PROJECT, group)]
     session.install("-c", "constraints.txt", f".[{extras}]", *wanted)

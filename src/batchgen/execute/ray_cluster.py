@@ -23,6 +23,7 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 import ray
+import ray._private.worker as ray_driver
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -56,6 +57,8 @@ def connected(address: str | None) -> Iterator[None]:
             f"--ray-address {address}: a run drives the cluster from one of its own machines", option="--ray-address",
             hint="Run batchgen on a machine of the cluster, with HOST:PORT of its head, or leave the option out there.",
         )
+    # Ray would print what its own processes say of a lost machine onto standard output, which holds the run's result; its logs have it.
+    ray_driver.print_to_stdstream = _unprinted
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "critical", "namespace": "batchgen"}
     try:
         if address is not None or "RAY_ADDRESS" in os.environ:
@@ -74,6 +77,10 @@ def connected(address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _unprinted(*args: Any, **more: Any) -> None:
+    """In the place of Ray's printing."""
 
 
 @dataclass(frozen=True, slots=True)

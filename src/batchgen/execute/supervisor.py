@@ -81,6 +81,10 @@ class _Seat:
     open: bool = True
 
 
+def _where(seat: _Seat, device: str) -> str:
+    return f"{device} on {seat.process.place}" if seat.process.place else device
+
+
 def run_jobs(request: RunRequest, listen: Listen) -> RunResult:
     """Renders every pending job of the journal, or as many as time and signals let it.
 
@@ -178,8 +182,7 @@ class Supervisor:
         setup = replace(self.request.setup, device=seat.group[0])
         seat.process.send(WorkerSetup(seat.number, setup, self.request.plan, self.request.factory))
         seat.heard = time.monotonic()
-        device = f"{seat.device} on {seat.process.place}" if seat.process.place else seat.device
-        self._note(seat, "starting", pid=seat.process.pid, device=device, since=time.time(), deaths=seat.deaths)
+        self._note(seat, "starting", pid=seat.process.pid, device=_where(seat, seat.device), since=time.time(), deaths=seat.deaths)
         self._give(seat)
 
     def _grow(self) -> None:
@@ -264,7 +267,7 @@ class Supervisor:
         seat.heard = time.monotonic()
         match event:
             case WorkerReady():
-                self._note(seat, "ready", device=event.device)
+                self._note(seat, "ready", device=_where(seat, event.device))
             case StageBatchStarted():
                 seat.flight[event.stage] = event
                 seat.stage = event.stage
