@@ -106,6 +106,7 @@ def call_by_hand(pipe: Any, job: Job, **more: Any) -> np.ndarray:
     asked = {
         "negative_prompt": job.negative_prompt, "width": job.width, "height": job.height, "num_inference_steps": job.steps,
         guidance: job.guidance, "num_frames": job.num_frames, "frame_rate": job.fps, "strength": job.strength,
+        "max_area": (job.width or 0) * (job.height or 0) or None,  # FLUX.1 Kontext brings every size to an area of its own
     } | more
     arguments = {name: value for name, value in asked.items() if value is not None and name in accepted}
     generator = torch.Generator("cpu").manual_seed(job.seed)

@@ -19,6 +19,7 @@ class Case:
     road: str = "stages"
     frames: int | None = None
     image: bool = False  # takes a picture, always
+    last_image: bool = False  # and one for the last frame
     pictures: str = ""  # picture inputs, for the page
     note: str = ""
 
@@ -30,18 +31,27 @@ CASES = (
          note="its formula counts from 0: guidance 0 is off, 1 is not"),
     Case("flux", "FLUX.1", "FluxPipeline", True, False, pictures="image-to-image, inpaint \u2020",
          note="guidance is embedded; rows with `true_cfg_scale` take the ordinary call"),
+    Case("flux_kontext", "FLUX.1 Kontext", "FluxKontextPipeline", True, False, pictures="edit, inpaint \u2020",
+         note="keeps the size asked for, where its ordinary call brings every size to one megapixel"),
+    Case("flux2", "FLUX.2 dev", "Flux2Pipeline", True, False, pictures="edit",
+         note="needs `batchgen[edit]` for its processor; takes no negative prompt"),
     Case("flux2_klein", "FLUX.2 klein", "Flux2KleinPipeline", True, True, pictures="edit", note="takes no negative prompt"),
     Case("sd3", "Stable Diffusion 3", "StableDiffusion3Pipeline", False, True, pictures="image-to-image"),
     Case("sdxl", "Stable Diffusion XL", "StableDiffusionXLPipeline", False, True, pictures="image-to-image, inpaint \u2020"),
     Case("wan21", "Wan 2.1 text-to-video", "WanPipeline", True, True, frames=5),
     Case("wan21_i2v", "Wan 2.1 image-to-video", "WanImageToVideoPipeline", True, True, frames=5, image=True, pictures="image-to-video"),
+    Case("wan21_flf2v", "Wan 2.1 first and last frame", "WanImageToVideoPipeline", True, True, frames=5, image=True, last_image=True,
+         pictures="image-to-video with a last frame"),
     Case("wan22", "Wan 2.2 text-to-video", "WanPipeline", True, True, frames=5, note="two experts, one swap a batch"),
-    Case("wan22_i2v", "Wan 2.2 image-to-video", "WanImageToVideoPipeline", True, True, frames=5, image=True, pictures="image-to-video",
-         note="two experts, one swap a batch"),
+    Case("wan22_i2v", "Wan 2.2 image-to-video", "WanImageToVideoPipeline", True, True, frames=5, image=True,
+         pictures="image-to-video, with a last frame \u2020", note="two experts, one swap a batch"),
     Case("ltx", "LTX-Video", "LTXPipeline", False, True, frames=9, pictures="image-to-video"),
-    Case("ltx2", "LTX-2", "LTX2Pipeline", False, False, frames=9, note="with a sound track"),
+    Case("ltx2", "LTX-2", "LTX2Pipeline", False, False, frames=9, pictures="image-to-video", note="with a sound track"),
     Case("hunyuan_video15", "HunyuanVideo 1.5", "HunyuanVideo15Pipeline", True, True, frames=5,
          note="its VAE decodes one clip at a time; guidance comes from the folder's guider"),
+    Case("hunyuan_video15_i2v", "HunyuanVideo 1.5 image-to-video", "HunyuanVideo15ImageToVideoPipeline", True, False, "pipeline", frames=5,
+         image=True, pictures="image-to-video",
+         note="a clip has its picture's shape: leave width and height out; its folder's guider is the default"),
     Case("pixart_sigma", "PixArt-Sigma", "PixArtSigmaPipeline", True, False, "pipeline"),
     Case("lumina2", "Lumina 2", "Lumina2Pipeline", True, False, "pipeline"),
     Case("wan22_ti2v", "Wan 2.2 TI2V-5B", "WanPipeline", True, False, "pipeline", frames=5,
@@ -50,6 +60,8 @@ CASES = (
 
 EDIT = Case("qwen_image_edit", "Qwen-Image-Edit", "QwenImageEditPipeline", True, True, image=True, pictures="edit",
             note="needs `batchgen[edit]`; its encoders take one row at a time")
+EDIT_PLUS = Case("qwen_image_edit_plus", "Qwen-Image-Edit-Plus", "QwenImageEditPlusPipeline", True, True, image=True, pictures="edit",
+                 note="needs `batchgen[edit]`; its encoders take one row at a time")
 
 HEAD = """# Models
 
@@ -68,14 +80,14 @@ differently. Jobs with a picture input take the same stages, or, where marked \u
 
 def models_page() -> str:
     """docs/models.md, from the tables."""
-    blocks = {family.pipeline: family.blocks for family in FAMILIES}
+    split = {family.pipeline for family in FAMILIES}
     lines = [HEAD, "## In stages", "", "| model | pipeline class | makes | picture inputs | rows of different guidance | batch 1 | |",
              "|---|---|---|---|---|---|---|"]
-    lines += [_row(case) for case in sorted((*CASES, EDIT), key=lambda case: case.name) if case.road == "stages"]
+    lines += [_row(case) for case in sorted((*CASES, EDIT, EDIT_PLUS), key=lambda case: case.name) if case.road == "stages"]
     lines += ["", "## Through their own call", "", "| model | pipeline class | makes | picture inputs | rows of different guidance | batch 1 | |",
               "|---|---|---|---|---|---|---|"]
     lines += [_row(case) for case in CASES if case.road == "pipeline"]
-    known = ", ".join(f"`{name}`" for name in sorted(blocks))
+    known = ", ".join(f"`{name}`" for name in sorted(split))
     lines += ["", f"Pipeline classes that are split into stages: {known}.", ""]
     return "\n".join(lines)
 

@@ -31,7 +31,9 @@ def jobs_of(case: Case, folder: Path) -> list[Job]:
     """Four rows: prompts of different length, own seeds, a negative shared, another and none, four ways to say guidance."""
     extra: dict[str, Any] = {"num_frames": case.frames} if case.frames else {}
     if case.image:
-        extra["image"] = str(picture(folder))
+        extra["image"] = str(picture(folder, 0))
+    if case.last_image:
+        extra["last_image"] = str(picture(folder, 1))
     told = [
         ("a red circle on a blue background", None, None), (LONG, "blurry", 3.0), ("x", "blurry", 5.0),
         ("a red circle on a blue background", "grey and dull", 1.0),
@@ -43,16 +45,16 @@ def jobs_of(case: Case, folder: Path) -> list[Job]:
     ]
 
 
-def picture(folder: Path) -> Path:
-    path = folder.parent / "input.png"
+def picture(folder: Path, number: int) -> Path:
+    path = folder.parent / f"input{number}.png"
     if not path.exists():
-        pixels = np.random.RandomState(0).randint(0, 255, (64, 64, 3), dtype=np.uint8)
+        pixels = np.random.RandomState(number).randint(0, 255, (64, 64, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(path)
     return path
 
 
 def by_hand(pipe: Any, job: Job) -> np.ndarray:
-    more = {"image": Image.open(job.image)} if job.image else {}
+    more = {name: Image.open(path) for name, path in (("image", job.image), ("last_image", job.last_image)) if path}
     if hasattr(pipe, "guider") and job.guidance is not None:  # its call takes no guidance: the component holds it
         pipe.guider = pipe.guider.new(guidance_scale=job.guidance)
     return call_by_hand(pipe, job, **more)

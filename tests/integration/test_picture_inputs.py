@@ -27,6 +27,9 @@ SISTERS = {  # the library's pipeline for the same model with a picture
     "sd3": "StableDiffusion3Img2ImgPipeline",
     "sdxl": "StableDiffusionXLImg2ImgPipeline",
     "ltx": "LTXImageToVideoPipeline",
+    "ltx2": "LTX2ImageToVideoPipeline",
+    "flux_kontext": "FluxKontextPipeline",
+    "flux2": "Flux2Pipeline",
     "flux2_klein": "Flux2KleinPipeline",
 }
 
@@ -76,10 +79,10 @@ def test_what_the_stages_do_otherwise_takes_the_sister_pipelines_own_call(
 @pytest.mark.parametrize("family", list(SISTERS))
 def test_image_to_image_is_the_sister_pipelines(family: str, picture: Path, tiny_folder: TinyFolder, tmp_path: Path) -> None:
     folder = tiny_folder(family)
-    more: dict[str, Any] = {"num_frames": 9} if family == "ltx" else {}
-    if family not in ("ltx", "flux2_klein"):
+    more: dict[str, Any] = {"num_frames": 9} if family.startswith("ltx") else {}
+    if not family.startswith(("ltx", "flux2", "flux_kontext")):
         more["strength"] = 0.7
-    ending = ".mp4" if family == "ltx" else ".png"
+    ending = ".mp4" if family.startswith("ltx") else ".png"
     jobs = [
         make_job(index, prompt, negative_prompt="blurry", guidance=3.0, image=str(picture), output=f"{index}{ending}", **more)
         for index, prompt in enumerate(("a red circle", "a small green square"))
@@ -93,10 +96,11 @@ def test_image_to_image_is_the_sister_pipelines(family: str, picture: Path, tiny
         assert np.abs(ran.floats[job.key] - theirs).max() <= CLOSE
 
 
-def test_edit_runs_its_encoders_row_by_row(picture: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("plus", [False, True], ids=["Edit", "Edit-Plus"])
+def test_edit_runs_its_encoders_row_by_row(plus: bool, picture: Path, tmp_path: Path) -> None:
     folder = tmp_path / "edit"
     with tiny.stand_in_processor():
-        tiny.qwen_image_edit(folder)
+        tiny.qwen_image_edit(folder, plus)
         more = {"negative_prompt": "blurry", "image": str(picture), "steps": 1}
         jobs = [make_job(index, text, **more) for index, text in enumerate(("red", "a green one"))]
         ran = run_jobs(folder, tmp_path / "run", jobs, plan=make_plan(folder, batch_size=2))

@@ -32,6 +32,7 @@ from batchgen.execute.load import ModelFolder, quiet_libraries
 from batchgen.execute.loras import Loras
 from batchgen.execute.memory import HostBudget
 from batchgen.execute.meter import Meter
+from batchgen.execute.ordinary import guide_by_part
 from batchgen.execute.pictures import INPUTS, read_inputs
 from batchgen.execute.products import Products, Sound, Unwritten, difference, rows_of
 from batchgen.execute.residency import Residency
@@ -305,6 +306,7 @@ class Engine:
         arguments |= read_inputs(job) if len(batch) == 1 else {}
         if job.negative_prompt is not None:
             arguments["negative_prompt"] = [row.job.negative_prompt for row in batch]
+        guide_by_part(stage.pipe, stages.plain.get("guider"), stage.inputs, job.guidance)
         if job.guidance is not None:
             plain = "guidance_scale" in stage.inputs and stages.call.get("guidance_scale") is not None
             arguments["guidance_scale" if plain or "true_cfg_scale" not in stage.inputs else "true_cfg_scale"] = job.guidance

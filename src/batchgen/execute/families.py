@@ -34,7 +34,10 @@ FAMILIES: tuple[Family, ...] = (
     Family("QwenImageEditPipeline", "QwenImageEditAutoBlocks"),
     # conditional + scale * (conditional - negative): off is 0
     Family("ZImagePipeline", "ZImageAutoBlocks", guider=(("use_original_formulation", True),)),
+    Family("QwenImageEditPlusPipeline", "QwenImageEditPlusAutoBlocks"),
     Family("FluxPipeline", "FluxAutoBlocks"),
+    Family("FluxKontextPipeline", "FluxKontextAutoBlocks"),
+    Family("Flux2Pipeline", "Flux2AutoBlocks"),
     Family("Flux2KleinPipeline", "Flux2KleinAutoBlocks", having=("is_distilled",)),
     Family("Flux2KleinPipeline", "Flux2KleinBaseAutoBlocks"),
     Family("StableDiffusion3Pipeline", "StableDiffusion3AutoBlocks"),
@@ -47,6 +50,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("WanImageToVideoPipeline", "WanImage2VideoAutoBlocks", lacking=("expand_timesteps",), pairs_only=True, unresized=True),
     Family("LTXPipeline", "LTXAutoBlocks"),
     Family("LTX2Pipeline", "LTX2AutoBlocks"),
+    # its image-to-video sister takes the ordinary call: the blocks write zeros over what the image encoder gave
     Family("HunyuanVideo15Pipeline", "HunyuanVideo15AutoBlocks", pairs_only=True),
 )
 

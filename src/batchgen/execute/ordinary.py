@@ -6,13 +6,19 @@ Behaves like a stage's pipe: parts are set as attributes, a call takes arguments
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from batchgen.errors import ModelError
+
+
+def guide_by_part(pipe: Any, guider: Any, inputs: Collection[str], scale: float | None) -> None:
+    """Sets a row's guidance where the pipeline takes it from a part of its own instead of its call. `guider`: the folder's, or None."""
+    if guider is not None and "guidance_scale" not in inputs and hasattr(guider, "new"):
+        pipe.guider = guider if scale is None else guider.new(guidance_scale=scale)
 
 
 class OrdinaryCall:
@@ -58,11 +64,11 @@ class OrdinaryCall:
         return self._made
 
     def __call__(self, *, output: Sequence[str], **arguments: Any) -> dict[str, Any]:
-        """`images` or `videos` as float arrays [rows, ...] in 0..1, and `nsfw`, one flag a row or None."""
+        """`images` or `videos` as float arrays [rows, ...] in 0..1, `audio`, one track a row or None, and `nsfw`, one flag a row or None."""
         with torch.no_grad():
             result = self._pipeline()(**arguments, output_type="np", return_dict=True)
         frames = getattr(result, "frames", None)
-        found: dict[str, Any] = {"nsfw": getattr(result, "nsfw_content_detected", None)}
+        found: dict[str, Any] = {"nsfw": getattr(result, "nsfw_content_detected", None), "audio": getattr(result, "audio", None)}
         if frames is not None:
             found["videos"] = frames if isinstance(frames, np.ndarray) else np.stack([np.asarray(clip) for clip in frames])
         else:

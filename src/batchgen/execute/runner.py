@@ -317,4 +317,6 @@ def call_arguments(call: dict[str, Any], job: Job | None, rows: int) -> dict[str
             "frame_rate": job.fps, "strength": job.strength,
         }
         arguments |= {name: value for name, value in own.items() if value is not None}
+        if "max_area" in arguments and job.width is not None and job.height is not None:
+            arguments["max_area"] = job.width * job.height  # where a call brings every size to an area of its own
     return arguments | {"batch_size": rows}

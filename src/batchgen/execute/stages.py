@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -172,7 +173,7 @@ def _whole_pipeline(stages: Stages, pipeline: type) -> Stage:
     pipe = OrdinaryCall(pipeline, folder.settings, tuple(folder.entries), folder.absent, stages.device)
     for name, part in stages.plain.items():
         _set_component(pipe, name, part)
-    outputs = ("images", "videos", "nsfw")
+    outputs = ("images", "videos", "audio", "nsfw")
     return Stage(PIPELINE, pipe, accepted - _HANDOVER | {"prompt"}, frozenset(), outputs, frozenset(), folder.models, ())
 
 
@@ -182,8 +183,8 @@ def _split(stages: Stages, family: Family, inputs: tuple[str, ...]) -> tuple[Sta
     made = []
     for name, block in blocks.sub_blocks.items():
         pruned = _pruned(block, triggers)
-        if pruned is not None and family.unresized:
-            _leave_out_resizing(pruned)
+        if pruned is not None:
+            _as_ordinary(pruned, stages.folder.pipeline_class, unresized=family.unresized)
         if pruned is None or _without_its_parts(pruned, stages.folder):
             continue
         triggers.update(dict.fromkeys(pruned.intermediate_output_names, True))
@@ -202,11 +203,19 @@ def _pruned(block: Any, triggers: Mapping[str, Any]) -> Any:
     return pruned
 
 
-def _leave_out_resizing(block: Any) -> None:
-    """Steps whose only outputs are resized pictures; what follows takes the pictures themselves, under those names."""
+def _as_ordinary(block: Any, pipeline_class: str, *, unresized: bool) -> None:
+    """Takes out what a block does otherwise than the pipeline's own call.
+
+    `unresized`: steps whose only outputs are resized pictures go; what follows takes the pictures themselves, under those names.
+    Steps with a system message for the text encoder take the pipeline's, which may be broken into lines elsewhere.
+    """
+    message = getattr(sys.modules[_library_class(pipeline_class).__module__], "SYSTEM_MESSAGE", None)
+    for step in (block, *block.sub_blocks.values()):
+        if message is not None and hasattr(step, "DEFAULT_SYSTEM_MESSAGE"):
+            step.DEFAULT_SYSTEM_MESSAGE = message
     for name, step in list(block.sub_blocks.items()):
         made = step.intermediate_output_names
-        if made and all(output.startswith(RESIZED) for output in made):
+        if unresized and made and all(output.startswith(RESIZED) for output in made):
             del block.sub_blocks[name]
 
 
