@@ -7,7 +7,9 @@ connection: messages and events are numbered, and nothing is carried out or told
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -19,7 +21,7 @@ from batchgen import __version__
 from batchgen.errors import BatchgenError, ModelError, RunStoppedError
 from batchgen.events import Event, WorkerStopped
 from batchgen.execute.launch import LocalLauncher, Message
-from batchgen.execute.settings import WorkerSetup
+from batchgen.execute.settings import EngineSettings, WorkerSetup
 from batchgen.inventory.model import resolve
 from batchgen.inventory.options import ModelOptions
 from batchgen.inventory.records import Platform
@@ -52,6 +54,7 @@ class Place:
         if version != __version__:
             raise RunStoppedError(f"{socket.gethostname()} has batchgen {__version__}, and the run is of {version}: install the same one")
         self._model = model
+        self._own: Path | None = None  # a run folder of this machine's own
         self._worker = LocalLauncher(factory, 1, cfg_parallel=cfg_parallel).start(group)
         self._taken = 0  # number of the last message
         self._first = 1  # number of the first event that is kept
@@ -65,7 +68,7 @@ class Place:
         return self._worker.pid, socket.gethostname()
 
     def deliver(self, number: int, message: Message) -> None:
-        """To the worker, unless it had this one before."""
+        """To the worker, unless it had this one before, or has ended."""
         if number <= self._taken:
             return
         if isinstance(message, WorkerSetup):
@@ -75,7 +78,9 @@ class Place:
                 self._add([WorkerStopped(message.worker, error.message, error.exit_code, error.hint, type(error).__name__)])
                 self._taken = number
                 return
-        self._worker.send(message)
+        with self._news:
+            if self._ending is None:
+                self._worker.send(message)
         self._taken = number
 
     def events(self, after: int, seconds: float) -> tuple[list[Event], Ending | None]:
@@ -90,7 +95,9 @@ class Place:
 
     def show_stacks(self) -> None:
         """Into the worker's log."""
-        self._worker.show_stacks()
+        with self._news:
+            if self._ending is None:
+                self._worker.show_stacks()
 
     def end(self, cause: str | None = None) -> None:
         """Ends the worker at once and waits until all that it said is here."""
@@ -115,21 +122,36 @@ class Place:
         self._add(events)
         ending = Ending(self._worker.how_it_ended(), self._worker.last_words())
         self._worker.kill()
+        if self._own is not None:
+            shutil.rmtree(self._own, ignore_errors=True)
         with self._news:
             self._ending = ending
             self._news.notify_all()
+            self._worker.close()
 
     def _fitted(self, setup: WorkerSetup) -> WorkerSetup:
         """The setup with this machine's own paths. Raises RunStoppedError or ModelError for what is not here."""
         engine = setup.engine
         if not os.path.isdir(engine.run_folder):
-            raise RunStoppedError(
-                f"the run folder {engine.run_folder} is not on {socket.gethostname()}",
-                hint="With --engine ray, -o names a folder that all machines share.",
-            )
+            if engine.outputs.remote is None:
+                raise RunStoppedError(
+                    f"the run folder {engine.run_folder} is not on {socket.gethostname()}",
+                    hint="With --engine ray, -o names a folder that all machines share, or a URL.",
+                )
+            engine = self._with_own_folder(engine)
+        return replace(setup, engine=self._with_own_model(engine))
+
+    def _with_own_folder(self, engine: EngineSettings) -> EngineSettings:
+        """Outputs go to a URL: what is written beside them stays on this machine, and latents are not kept for others."""
+        self._own = Path(tempfile.mkdtemp(prefix="batchgen-run-"))
+        outputs = self._own / "outputs"
+        outputs.mkdir()
+        return replace(engine, run_folder=str(self._own), outputs=replace(engine.outputs, folder=str(outputs)), spool_latents=False)
+
+    def _with_own_model(self, engine: EngineSettings) -> EngineSettings:
         model = self._model
         if model is None or Path(engine.model_folder).is_dir():
-            return setup
+            return engine
         if model.kind not in ("hub", "builtin"):
             raise ModelError(
                 f"{engine.model_folder} is not on {socket.gethostname()}",
@@ -137,4 +159,4 @@ class Place:
             )
         options = replace(model.options, revision=model.revision if model.kind == "hub" else None)
         found = resolve(model.source, options, platform=model.platform)
-        return replace(setup, engine=replace(engine, model_folder=found.folder or ""))
+        return replace(engine, model_folder=found.folder or "")
