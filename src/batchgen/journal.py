@@ -12,7 +12,7 @@ import socket
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -75,6 +75,14 @@ class Journal(JournalReader):
     def read(cls, path: Path) -> Journal:
         """To read only, while a run may write. Raises RefusedError where there is none, JournalDamagedError."""
         return cls(connect_to_read(path), path, reader=True)
+
+    def close(self) -> None:
+        """The writer leaves one file: a journal that only readers open would keep SQLite's other two beside it for good."""
+        if not self._reader:
+            with suppress(sqlite3.Error):  # somebody is reading: the files stay, and the next run clears them away
+                self._db.execute("PRAGMA busy_timeout = 0")
+                self._db.execute("PRAGMA journal_mode = DELETE")
+        super().close()
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:

@@ -303,9 +303,7 @@ def test_network_file_systems_get_the_rollback_journal(kind: str | None, mode: s
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_mode_asked_for_is_the_mode_in_use(tmp_path: Path, mode: str) -> None:
-    with Journal.open(tmp_path / "j.sqlite", mode=mode):  # type: ignore[arg-type]
-        pass
-    with sqlite3.connect(tmp_path / "j.sqlite") as plain:
+    with Journal.open(tmp_path / "j.sqlite", mode=mode), sqlite3.connect(tmp_path / "j.sqlite") as plain:  # type: ignore[arg-type]
         assert (plain.execute("PRAGMA journal_mode").fetchone()[0] == "wal") == (mode == "wal")
 
 
@@ -404,6 +402,31 @@ def test_a_run_that_ended_without_a_word_ends_with_the_last_that_is_known(journa
     journal.begin_run()
     journal.end_run(None)
     assert journal.run_spans() == [(100.0, 140.0), (500.0, 600.0)]
+
+
+def test_a_journal_that_was_closed_is_one_file_and_readers_leave_it_so(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    with Journal.open(path, mode="wal") as journal:
+        journal.ingest(make_jobs(3))
+        with Journal.read(path) as reader:
+            assert reader.counts()["pending"] == 3
+    with Journal.read(path) as reader:
+        assert reader.counts()["pending"] == 3
+    assert [entry.name for entry in tmp_path.iterdir()] == ["journal.sqlite"]
+    with Journal.open(path, mode="wal") as journal:
+        assert journalfile.journal_mode(journal._db) == "wal"
+
+
+def test_a_journal_that_is_being_read_is_closed_without_waiting(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    journal = Journal.open(path, mode="wal")
+    journal.ingest(make_jobs(3))
+    with Journal.read(path) as reader, reader.snapshot():
+        assert reader.counts()["pending"] == 3
+        journal.close()
+        assert reader.counts()["pending"] == 3
+    with Journal.open(path) as journal:
+        assert journal.counts()["pending"] == 3
 
 
 def test_a_migration_that_fails_half_way_leaves_the_old_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

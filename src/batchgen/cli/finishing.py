@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -26,18 +26,26 @@ from batchgen.report.plan_tables import residency_table, trail_table
 from batchgen.report.safe import printable
 from batchgen.report.summary import Summary
 from batchgen.runfolder import RunFolder
+from batchgen.units import counted
 
 
 def finish(
     folder: RunFolder, journal: Journal, plan: Plan, summary: Summary, *, seconds: float, stream: TextIO, place: str | None = None
 ) -> None:
-    """Writes the tables to the run folder and prints them, with the place where the outputs are."""
+    """Writes the tables to the run folder and prints them, with the place where the outputs are.
+
+    A run that found nothing left to do leaves the tables of the one before it.
+    """
     failures = [
         (group.kind or group.state, f"{group.stage}: {group.reason}" if group.stage else group.reason, group.count)
         for group in journal.failures_by_reason()
     ]
     skipped = journal.skipped()
     failures += [("invalid row", reason, count) for reason, count in Counter(reason for _, _, reason in skipped).items()]
+    if not (summary.stages or summary.components or summary.done or summary.failures):
+        write_jobs_table(folder, journal)
+        print_tables([tables.failure_table(failures), _idle(journal.counts()), place or str(folder.outputs), _report(folder)], stream)
+        return
     residency: list[RenderableType | None] = [residency_table(plan), stages_table(plan) if plan.stages else None]
     timings: list[RenderableType | None] = [
         tables.component_table(summary, plan), tables.stage_table(summary, plan), tables.decision_table(summary),
@@ -48,6 +56,12 @@ def finish(
     write_jobs_table(folder, journal)
     add_measured(folder, plan, summary)
     print_tables([*residency, *timings, place or str(folder.outputs), _report(folder)], stream)
+
+
+def _idle(counts: Mapping[str, int]) -> str:
+    jobs = sum(counts[state] for state in ("pending", "running", "done", "failed", "filtered"))
+    left = counts["pending"] + counts["running"]
+    return f"nothing was rendered: {counts['done']:,} of {counted(jobs, 'job')} done" + (f", {left:,} left" if left else "")
 
 
 def write_jobs_table(folder: RunFolder, journal: Journal) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Literal
@@ -79,7 +78,7 @@ def _number(context: click.Context, parameter: click.Parameter, value: str | Non
     if value is None:
         return None
     try:
-        number = values.number(value, high=1.0 if parameter.name == "strength" else math.inf)
+        number = values.number(value, high=1.0 if parameter.name == "strength" else values.NUMBER_LIMIT)
     except values.Problem as problem:
         raise click.BadParameter(f"{value!r} {problem.message}; {problem.fix}", context, parameter) from None
     if number is None:

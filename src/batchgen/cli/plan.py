@@ -86,6 +86,8 @@ def command(
     if wanted and not policy_only:
         at_hand = not device_memory and not gpus
         plan = fitted(plan, facts, manifest, workload, at_hand=at_hand, trust_remote_code=model_options.trust_remote_code)
+    elif (warning := plan_text.too_large(plan)) is not None:
+        click.echo(f"warning: {plan_text.plain(warning)}", err=True)
     show(plan, show_residency=show_residency, explain=explain, as_json=as_json)
     return 0
 

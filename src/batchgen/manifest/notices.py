@@ -45,7 +45,8 @@ class Notice:
 
     def __str__(self) -> str:
         if not self.rows:
-            return f"{self.message}: {', '.join(self.examples)}" if self.examples else self.message
+            counted = f"{self.message}: {self.count:,}" if self.count else self.message
+            return f"{self.message}: {', '.join(self.examples)}" if self.examples else counted
         more = f" and {self.count - len(self.rows)} more" if self.count > len(self.rows) else ""
         return f"{self.message}: row{'s' if self.count > 1 else ''} {', '.join(map(str, self.rows))}{more}"
 

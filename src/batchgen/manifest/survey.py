@@ -12,6 +12,7 @@ from batchgen.manifest import prompts
 from batchgen.manifest.bulk import Bulk
 from batchgen.manifest.columns import COLUMNS, Layout
 from batchgen.manifest.faultfile import fault_file
+from batchgen.manifest.first_rows import with_first_rows
 from batchgen.manifest.notices import Notice, NoticeLog
 from batchgen.manifest.options import ManifestOptions
 from batchgen.manifest.rows import Chunk, FaultLog, FileFaultError
@@ -72,7 +73,7 @@ def survey(path: str, options: ManifestOptions) -> ManifestSummary:
 class _Survey:
     def __init__(self, path: str, options: ManifestOptions, log: FaultLog) -> None:
         parse_template(options.name_template, extension=options.extension)  # wrong syntax is told before a long file is read
-        self.options, self.log = options, log
+        self.path, self.options, self.log = path, options, log
         self.notices = NoticeLog()
         self.stream = RowStream(path, options, self.notices)
         self.bulk = Bulk(self.stream)
@@ -95,7 +96,8 @@ class _Survey:
         return ManifestSummary(
             path=self.stream.reader.name, kind=self.stream.kind, rows=self.stream.index, jobs=sum(self.shapes.values()),
             shapes=tuple(ShapeCount(shape, count) for shape, count in self.shapes.most_common()), warnings=self.notices.notices,
-            skipped=tuple(self.skipped), faults=self.log.faults, fault_total=self.log.total, fault_counts=tuple(self.log.counts.items()),
+            skipped=tuple(self.skipped), faults=with_first_rows(self.log.faults, self.path, self.options), fault_total=self.log.total,
+            fault_counts=tuple(self.log.counts.items()),
             fatal=self.fatal, extra_columns=tuple(self.stream.extra), delimiter=self.stream.reader.delimiter,
         )
 

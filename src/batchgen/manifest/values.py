@@ -14,6 +14,9 @@ from batchgen.jobs import SEED_LIMIT
 INT_LIMIT = 2**31 - 1  # what a tensor dimension can hold
 _INTEGER = re.compile(r"[+-]?[0-9]+(\.0*)?")
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)")
+_EXPONENT = re.compile(_NUMBER.pattern + r"e[+-]?[0-9]+", re.IGNORECASE)
+# Of guidance, frame rates and the like: what is larger is a slip, and half precision ends at 65,504.
+NUMBER_LIMIT = 1000.0
 _COMMA_NUMBER = re.compile(r"[+-]?[0-9]+,[0-9]+")
 _SIZE = re.compile(r"\s*([0-9]{1,10})\s*[xX\u00d7]\s*([0-9]{1,10})\s*")
 
@@ -102,7 +105,7 @@ def integer(cell: object, *, low: int = 1) -> int | None:
     return int(digits)
 
 
-def number(cell: object, *, low: float = 0.0, high: float = math.inf, decimal_comma: bool = False) -> float | None:
+def number(cell: object, *, low: float = 0.0, high: float = NUMBER_LIMIT, decimal_comma: bool = False) -> float | None:
     """A plain decimal number. `7,5` is 7.5 only where the file's delimiter is a semicolon."""
     digits = written(cell)
     if digits is None:
@@ -111,6 +114,8 @@ def number(cell: object, *, low: float = 0.0, high: float = math.inf, decimal_co
         if not decimal_comma:
             raise Problem("is not a number here: a decimal comma counts only in files with ; between columns", "write a point", "number")
         digits = digits.replace(",", ".")
+    if _EXPONENT.fullmatch(digits) and not isinstance(cell, float):
+        raise Problem("is written with an exponent", f"write it out, like 7.5; {high:g} at most", "number")
     if not _NUMBER.fullmatch(digits) and not (isinstance(cell, float) and math.isfinite(cell)):
         raise Problem("is not a number", "write it like 7.5", "number")
     value = float(digits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from batchgen.plan.records import Plan
+from batchgen.units import size_text
 
 
 def plain(text: str) -> str:
@@ -32,3 +33,17 @@ def summary_lines(plan: Plan) -> list[str]:
         f"{plan.platform}: {'; '.join(cards)}",
         f"keep-resident threshold: {limit} ({plan.threshold_source}){several}",
     ]
+
+
+def too_large(plan: Plan) -> str | None:
+    """A warning where the weights that stay on a device are alone larger than what is free there; for plans that nothing was fitted to."""
+    staying = [spot for spot in plan.placements if spot.mode == "resident" and spot.bytes]
+    needed = sum(spot.bytes or 0 for spot in staying)
+    available = min(device.available_bytes for device in plan.devices)
+    if needed <= available:
+        return None
+    largest = max(staying, key=lambda spot: spot.bytes or 0)
+    return (
+        f"resident weights alone are {size_text(needed)}, and {plan.devices[0].name} has {size_text(available)} available: this would not "
+        f"fit. Without --policy-only the plan is made to fit; or try --component-residency {largest.component}=layerwise-offload"
+    )

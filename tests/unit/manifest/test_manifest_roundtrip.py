@@ -79,4 +79,4 @@ def test_through_a_json_array_and_a_folder(prompts: list[str]) -> None:
         assert [job.prompt for job in jobs_of(array)] == prompts
         for number, prompt in enumerate(prompts):
             write(Path(folder) / "texts" / f"{number}.txt", prompt.encode() + b"\n")
-        assert [job.prompt for job in jobs_of(Path(folder) / "texts")] == [prompt.removeprefix("\ufeff") if prompt[0] == "\ufeff" else prompt for prompt in prompts]
+        assert [job.prompt for job in jobs_of(Path(folder) / "texts")] == [prompt.removeprefix("\ufeff").removesuffix("\r") for prompt in prompts]  # \r\n is one line end

@@ -298,3 +298,38 @@ def test_jobs_stream(tmp_path: Path) -> None:
 def test_every_known_name_is_known_once() -> None:
     names = [name for column in COLUMNS for name in (column.name, *column.aliases)]
     assert len(names) == len(set(names))
+
+
+def test_a_repeated_id_is_told_with_the_row_of_its_first(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "id,prompt\nx,1\ny,2\n\n x ,3\nX,4\ny,5\nx,6\n" + f"{'l' * 90},7\n{'l' * 90},8\n")
+    found = [(fault.row, fault.message) for fault in faults_of(path)]
+    assert found == [
+        (5, "this id stands in row 2 already"), (7, "this id stands in row 3 already"), (8, "this id stands in row 2 already"),
+        (10, "this id stands in row 9 already"),
+    ]
+    path = write(tmp_path / "a.jsonl", '{"prompt": "1", "id": 7}\n{"prompt": "2", "id": "7"}\n')
+    assert [(fault.row, fault.message) for fault in faults_of(path)] == [(2, "this id stands in row 1 already")]
+
+
+def test_blank_rows_are_counted(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "prompt,width\na,64\n,\n\nb,64\n , \n")
+    assert "blank rows were skipped: 3" in [str(notice) for notice in check(str(path), options()).warnings]
+
+
+OUTSIDE = [
+    ("an exponent says how to write it", "csv", "1e38", "number", "is written with an exponent"),
+    ("a guidance beyond sense", "csv", "1001", "range", "is outside 0 ... 1000"),
+    ("the same from JSON", "jsonl", "1e38", "range", "is outside 0 ... 1000"),
+    ("the largest there is", "csv", "1000", None, ""),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "fault", "message"), [row[1:] for row in OUTSIDE], ids=[row[0] for row in OUTSIDE])
+def test_a_guidance_that_no_model_means(tmp_path: Path, kind: str, value: str, fault: str | None, message: str) -> None:
+    text = f"prompt,guidance\na,{value}\n" if kind == "csv" else f'{{"prompt": "a", "guidance": {value}}}\n'
+    path = write(tmp_path / f"a.{kind}", text)
+    found = faults_of(path) if fault else []
+    assert [item.kind for item in found] == ([fault] if fault else [])
+    assert all(message in item.message for item in found)
+    if fault is None:
+        assert check(str(path), options()).fault_total == 0

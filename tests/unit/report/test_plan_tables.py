@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import jsonschema
 import pytest
@@ -16,6 +17,7 @@ from batchgen.plan.planner import make_plan
 from batchgen.plan.records import Overrides, Plan, PlanFacts, Predicted, StagePlan
 from batchgen.report.plan_json import SCHEMA_FILE, plan_object
 from batchgen.report.plan_tables import residency_table, trail_table
+from batchgen.report.plan_text import too_large
 
 GIB = 2**30
 
@@ -77,6 +79,17 @@ cfg-parallel    cfg-parallel  no        Guidance branches do not run in parallel
 """
 
 
+def test_a_plan_by_the_rules_alone_warns_where_its_resident_weights_exceed_the_card() -> None:
+    assert too_large(plan_of(performance_mode="speed")) is None  # 20 GiB of 20
+    resident = plan_of(performance_mode="speed", dit_cpu_offload=True)
+    assert too_large(resident) is None
+    tight = replace(plan_of(performance_mode="speed"), devices=(DeviceFacts("A card", "cuda:0", 24 * GIB, 20 * GIB - 1),))
+    said = too_large(tight)
+    assert said is not None
+    assert "resident weights alone are 20.00 GiB, and A card has 20.00 GiB available" in said
+    assert "--component-residency transformer=layerwise-offload" in said
+
+
 def test_several_devices_are_said() -> None:
     assert "2 × A card" in printed(residency_table(plan_of("qwen-image", 2)))
     assert "2 replicas, one a device" in printed(residency_table(plan_of("qwen-image", 2)))
@@ -92,8 +105,6 @@ def test_json_keeps_to_its_schema(mode: str, count: int, platform: Platform) -> 
 
 
 def test_json_of_a_rehearsed_plan_keeps_to_its_schema() -> None:
-    from dataclasses import replace
-
     stage = StagePlan("denoise", "1024x1024", ("transformer",), 2, 12 * GIB, GIB, 13 * GIB, 10**15, 0)
     plan = replace(plan_of(), stages=(stage,), predicted=Predicted(13 * GIB, GIB, 3600.0, 10**12), batch_size=2)
     found = json.loads(json.dumps(plan_object(plan)))
