@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from batchgen.errors import InterruptedRunError, ModelError, WorkerLostError
+from batchgen.errors import InterruptedRunError, ModelError, UsageError, WorkerLostError
 from batchgen.events import Event, OutputDone, WorkerDied, WorkerReady
 from batchgen.execute import supervisor
 from batchgen.execute.supervisor import RunRequest, RunResult, run_jobs
@@ -213,6 +213,32 @@ def test_workers_end_with_a_supervisor_that_is_killed_and_the_next_run_goes_on(n
     assert gone(sorted(workers), seconds=60.0)
     result = bench.run(make_jobs(60))
     assert result.counts["done"] == 60
+
+
+def test_each_worker_has_gpus_of_its_own_and_sees_no_others(nodes: Nodes, bench: Bench) -> None:
+    node = _patiently(lambda: nodes.cluster.add_node(num_cpus=0, num_gpus=2, object_store_memory=STORE_BYTES))
+    try:
+        groups = ray_cluster.RayLauncher("ray_run:SeeingEngine", gpus=2)
+        assert groups.room(0) == 1
+        launcher = ray_cluster.RayLauncher("ray_run:SeeingEngine", gpus=1)
+        assert launcher.room(0) == 2
+        with pytest.raises(UsageError, match=r"cannot say what it has: .*CUDA"):
+            ray_cluster.cluster_facts()
+        result = bench.run(make_jobs(12), script={"seconds": 0.3}, factory="ray_run:SeeingEngine", window=2, launcher=launcher,
+                           groups=(("cuda:0",),))  # fmt: skip
+        assert result.counts["done"] == 12
+        assert {event.device for event in bench.of(WorkerReady)} == {"cuda:0"}, "each counts its own from 0"
+        seen = {line.split()[1] for line in bench.log.read_text().splitlines() if line.startswith("sees ")}
+        assert seen == {"0", "1"}
+    finally:
+        nodes.cluster.remove_node(node, allow_graceful=True)
+
+
+def test_facts_of_a_cluster_of_processors_are_those_of_its_smallest_machine(nodes: Nodes) -> None:
+    nodes.keep(1)
+    facts = ray_cluster.cluster_facts()
+    assert (facts.platform, len(facts.devices), facts.largest_group) == ("cpu", 1, 1)
+    assert 0 < facts.devices[0].available_bytes <= facts.devices[0].total_bytes
 
 
 def test_pictures_of_the_built_in_model_are_those_of_a_run_on_this_machine(nodes: Nodes, tmp_path: Path) -> None:

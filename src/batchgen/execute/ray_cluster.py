@@ -133,6 +133,7 @@ def _nodes() -> list[dict[str, Any]]:
 
 
 def _first_line(error: BaseException) -> str:
+    error = getattr(error, "cause", None) or error  # what was raised over there, without Ray's frames
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
