@@ -59,6 +59,7 @@ class Store:
             options = {"auto_mkdir": True}
         if location.protocol in S3:
             options |= {name: dict(value) if isinstance(value, tuple) else value for name, value in location.options}
+            options["config_kwargs"] = {"retries": {"total_max_attempts": 1}}  # one policy of retries, not three inside each other
         if location.protocol == "memory":
             options = {}
         try:
@@ -68,6 +69,12 @@ class Store:
                 f"{location.shown} cannot be used: {without_secrets(str(error))}", option="--output",
                 hint='Object stores need an extra: python -m pip install "batchgen[remote]"; other protocols need the library named above.',
             ) from None
+        except OSError as error:  # some connect at once
+            raise RefusedError(
+                f"{location.shown} cannot be reached: {without_secrets(str(error))}", hint="Look to the name and the credentials.",
+            ) from None
+        if location.protocol in S3:
+            self._fs.retries = 1
         self._root = str(self._root).rstrip("/")
 
     @property

@@ -54,8 +54,8 @@ class Location:
         if "::" in protocol:
             message = f"outputs cannot go to a chained address: {shown}"
             raise UsageError(message, option="--output", hint="Name one place, like s3://bucket/run.")
-        if not is_url(text) or shown.endswith(":") or (protocol in S3 and not shown.partition("://")[2]):
-            raise UsageError(f"{shown or text!r} names no place", option="--output", hint="Write it like s3://bucket/run.")
+        if not is_url(text) or shown.endswith(":") or (protocol in S3 and shown.partition("://")[2][:1] in ("", "/")):
+            raise UsageError(f"{without_secrets(text)!r} names no place", option="--output", hint="Write it like s3://bucket/run.")
         plain = re.split(r"[?#]", text, maxsplit=1)[0].rstrip("/")
         if protocol in S3:
             return cls(protocol, shown, shown, _s3_options(text))

@@ -1,0 +1,136 @@
+"""Whole runs with their outputs in a stand-in for S3: uploads turned away, processes killed, a state folder lost. Nothing lost or doubled."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commandline import batchgen, pixels, start
+from PIL import Image
+
+from batchgen.journal import Journal
+from s3stand import KEY, SECRET, StandIn, stand_in
+
+JOBS = 8
+PASSWORD = "word-of-the-address"
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[StandIn]:
+    with stand_in() as stand:
+        yield stand
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    """The pictures of a run on the disk."""
+    folder = tmp_path_factory.mktemp("calm")
+    write_list(folder)
+    said = batchgen("run", "list.csv", *OPTIONS, "-o", "out", folder=folder)
+    assert said.code == 0, said
+    return {path.name: pixels(path) for path in (folder / "out/outputs").iterdir()}
+
+
+OPTIONS = ("--model", "builtin", "--batch-size", "1", "--quiet")
+
+
+def write_list(folder: Path) -> None:
+    rows = "".join(f"picture {number},64,64,2\n" for number in range(JOBS))
+    (folder / "list.csv").write_text(f"prompt,width,height,steps\n{rows}")
+
+
+def same_pictures(s3: StandIn, prefix: str, calm: dict[str, np.ndarray]) -> bool:
+    found = {name.removeprefix(prefix): s3.read(name) for name in s3.objects(prefix)}
+    assert set(found) == set(calm)
+    return all(np.array_equal(np.asarray(Image.open(io.BytesIO(data)).convert("RGB")), calm[name]) for name, data in found.items())
+
+
+def test_uploads_that_are_turned_away_twice_and_nothing_secret_anywhere(tmp_path: Path, s3: StandIn, calm: dict[str, np.ndarray]) -> None:
+    write_list(tmp_path)
+    environment = s3.environment | {"XDG_STATE_HOME": str(tmp_path / "states")}
+    del environment["AWS_ACCESS_KEY_ID"], environment["AWS_SECRET_ACCESS_KEY"]
+    s3.fail, s3.failed = 2, 0
+    address = f"s3://{KEY}:{PASSWORD}@night/one?token={SECRET}"
+    said = batchgen("run", "list.csv", *OPTIONS, "-o", address, "--events", "events.jsonl", folder=tmp_path, env=environment)
+    assert said.code == 0, said
+    assert s3.failed == 2
+    assert same_pictures(s3, "one/outputs/", calm)
+    objects = s3.objects("one/")
+    assert {"one/run.json", "one/journal.sqlite", "one/report.html", "one/tables/jobs.csv", "one/tables/timings.txt"} <= set(objects)
+    assert not [name for name in objects if ".tmp" in name]
+    # the run says where its state is, and status finds it by the place
+    assert "s3://night/one/outputs" in said.out
+    (state,) = (tmp_path / "states/batchgen").iterdir()
+    assert str(state) in said.out
+    assert list((state / "outputs").rglob("*.png")) == [], "the disk keeps no second copy"
+    status = batchgen("status", "s3://night/one", "--json", folder=tmp_path, env=environment)
+    assert json.loads(status.out)["counts"]["done"] == JOBS
+    # no word of what opens the store, in any file, here or there
+    texts = [said.out.encode(), said.err.encode(), *(s3.read(name) for name in objects if "/outputs/" not in name)]
+    texts += [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(texts) > 12
+    for secret in (KEY, PASSWORD, SECRET):
+        assert not [text for text in texts if secret.encode() in text]
+
+
+def test_a_run_killed_amid_its_uploads_goes_on_and_puts_each_picture_once(tmp_path: Path, s3: StandIn, calm: dict[str, np.ndarray]) -> None:
+    write_list(tmp_path)
+    environment = s3.environment | {"XDG_STATE_HOME": str(tmp_path / "states")}
+    command = ("run", "list.csv", *OPTIONS, "-o", "s3://night/two", "--state", "state")
+    s3.puts.clear()
+    run = start(command, tmp_path, environment)
+
+    def kill(name: str) -> None:
+        """After so many uploads, while one more is on its way."""
+        if len(s3.puts) >= 4:
+            s3.gate = lambda name: None
+            os.kill(run.pid, signal.SIGKILL)
+
+    s3.gate = kill
+    run.communicate(timeout=300)
+    assert run.returncode == -signal.SIGKILL
+    said = batchgen(*command, folder=tmp_path, env=environment)
+    assert said.code == 0, said
+    assert same_pictures(s3, "two/outputs/", calm)
+    puts = Counter(s3.puts)
+    assert set(puts.values()) == {1}, f"put again: {[name for name, times in puts.items() if times > 1]}"
+    with Journal.read(tmp_path / "state/journal.sqlite") as journal:
+        assert journal.counts()["done"] == JOBS
+    assert batchgen("verify", "state", folder=tmp_path, env=environment).code == 0
+    # the state is lost: what the last checkpoint says is taken up, and nothing is rendered or put again
+    shutil.rmtree(tmp_path / "state")
+    said = batchgen(*command, folder=tmp_path, env=environment)
+    assert said.code == 0, said
+    assert Counter(s3.puts) == puts
+
+
+REFUSED = {
+    "no-such-bucket": (("-o", "s3://nowhere/x"), "s3://nowhere/x does not exist"),
+    "unknown-protocol": (("-o", "zzz://a/b"), "zzz://a/b cannot be used"),
+    "state-without-an-address": (("-o", "out", "--state", "s"), "--state goes with outputs at a URL"),
+    "a-query-that-nobody-reads": (("-o", "s3://night/x?colour=red"), "knows no 'colour'"),
+    "another-place-for-the-same-state": (("-o", "s3://night/other", "--state", "state"), "belongs to a run with its outputs at s3://night/first"),
+}
+
+
+@pytest.mark.parametrize(("options", "words"), REFUSED.values(), ids=REFUSED)
+def test_places_that_lead_nowhere_are_refused(tmp_path: Path, s3: StandIn, options: tuple[str, ...], words: str) -> None:
+    write_list(tmp_path)
+    environment = s3.environment | {"XDG_STATE_HOME": str(tmp_path / "states")}
+    if "state" in options:
+        (tmp_path / "state").mkdir()
+        manifest = {"path": str(tmp_path / "list.csv"), "sha256": None}
+        (tmp_path / "state/run.json").write_text(json.dumps({"remote": "s3://night/first", "manifest": manifest}))
+    said = batchgen("run", "list.csv", *OPTIONS, *options, folder=tmp_path, env=environment)
+    assert said.code == 2, said
+    assert words in said.err
+    assert not (tmp_path / "states").exists()
+    assert not (tmp_path / "out").exists()
