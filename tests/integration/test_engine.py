@@ -254,7 +254,7 @@ def test_a_broken_spool_file_only_costs_denoising_again(tiny_folder: TinyFolder,
     assert len(ran.done) == 2
 
 
-def test_the_run_stops_where_the_model_makes_another_size_than_asked(
+def test_pitfall_02_the_run_stops_where_the_model_makes_another_size_than_asked(
     tiny_folder: TinyFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # pitfall 2: these blocks take this model for one of another scale
@@ -297,7 +297,7 @@ def test_a_second_branch_beside_an_embedded_scale_takes_the_ordinary_call(tiny_f
     assert (call_by_hand(pipe, jobs[1], true_cfg_scale=3.0, guidance_scale=2.0) == ran.floats[jobs[1].key]).all()
 
 
-def test_a_stage_that_cannot_batch_is_learned_once(tiny_folder: TinyFolder, tmp_path: Path) -> None:
+def test_pitfall_17_a_stage_that_cannot_batch_is_learned_once(tiny_folder: TinyFolder, tmp_path: Path) -> None:
     # pitfall 17: this VAE's attention mask fits one clip only
     folder = tiny_folder("hunyuan_video15")
     jobs = [make_job(index, "x", num_frames=1, steps=2, output=f"{index}.mp4") for index in range(4)]

@@ -38,7 +38,7 @@ def dtypes(folder: Path, dtype: str = "float32") -> dict[str, str]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_hollow_run_has_the_peaks_of_a_real_one_to_the_byte(family: str, tiny_folder: TinyFolder) -> None:
+def test_pitfall_19_a_hollow_run_has_the_peaks_of_a_real_one_to_the_byte(family: str, tiny_folder: TinyFolder) -> None:
     folder = tiny_folder(family)
     inputs = shape(family, 64, 64).inputs
     hollow_run = rehearse.hollow_rehearsal(str(folder), dtypes(folder), inputs=inputs)
@@ -51,7 +51,7 @@ def test_a_hollow_run_has_the_peaks_of_a_real_one_to_the_byte(family: str, tiny_
 
 
 @pytest.mark.parametrize("family", ["wan21", "sd3", "qwen_image", "ltx2", "hunyuan_video15"])
-def test_a_hollow_component_has_the_weights_of_a_loaded_one(family: str, tiny_folder: TinyFolder) -> None:
+def test_pitfall_20_a_hollow_component_has_the_weights_of_a_loaded_one(family: str, tiny_folder: TinyFolder) -> None:
     """Names, shapes and dtypes in bfloat16: parts that a class keeps in float32 (Wan's norms) too."""
     folder = tiny_folder(family)
     read = ModelFolder.read(folder)

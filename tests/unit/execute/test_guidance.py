@@ -66,7 +66,7 @@ def test_rows_of_different_scales_get_a_guider_with_one_each() -> None:
 
 @pytest.mark.parametrize("original", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_row_has_what_the_stock_guider_gives_it(original: bool, dtype: torch.dtype) -> None:
+def test_pitfall_12_every_row_has_what_the_stock_guider_gives_it(original: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     cond, uncond = (torch.randn(3, 4, 8, 8).to(dtype) for _ in range(2))
     scales = [3.3, 5.1, 7.7]

@@ -110,7 +110,7 @@ def test_ten_moves_change_nothing(built: dict[str, nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("built", [tiny.ltx, tiny.flux2_klein], indirect=True, ids=["ltx", "flux2_klein"])
-def test_buffers_read_outside_forward_stay(built: dict[str, nn.Module]) -> None:
+def test_pitfall_24_buffers_read_outside_forward_stay(built: dict[str, nn.Module]) -> None:
     vae = built["vae"]
     weights_of(vae, "vae").out()
     buffers = dict(vae.named_buffers())
@@ -120,7 +120,7 @@ def test_buffers_read_outside_forward_stay(built: dict[str, nn.Module]) -> None:
         assert torch.isfinite(buffer.float()).all()
 
 
-def test_a_tied_weight_moves_once_and_stays_one_object() -> None:
+def test_pitfall_24_a_tied_weight_moves_once_and_stays_one_object() -> None:
     module = nn.ModuleDict({"a": nn.Linear(8, 8, bias=False), "b": nn.Linear(8, 8, bias=False)})
     module["b"].weight = module["a"].weight
     weights = weights_of(module)
@@ -199,7 +199,7 @@ def test_keeping_in_lets_the_host_go_and_can_be_undone() -> None:
     assert all(torch.equal(value, want[key]) for key, value in snapshot(module).items())
 
 
-def test_kept_weights_are_aligned_whatever_file_they_came_from() -> None:
+def test_pitfall_25_kept_weights_are_aligned_whatever_file_they_came_from() -> None:
     file = torch.randn(101)
     module = nn.Module()
     module.weight = nn.Parameter(file.view(-1)[1:])  # 4 bytes into a storage: as mapped weights mostly are
