@@ -233,7 +233,7 @@ def _reached() -> Iterator[None]:
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
-        raise GroupLostError(str(error).strip().splitlines()[0]) from error
+        raise GroupLostError(str(error).strip().splitlines()[0].split(". ")[0]) from error
 
 
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # older torch

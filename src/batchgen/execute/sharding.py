@@ -246,7 +246,7 @@ def load_sharded(
     cut = shard(module, group)
     # a part of every cut weight on the device; the others are made as they are read
     module._apply(lambda tensor: torch.empty_like(tensor, device=group.device) if _is_cut(tensor) else tensor)
-    shards = _Filling(module, stored, group).fill()
+    shards = _Filling(module, stored, group, dtype).fill()
     sizes = [sum(weight.nbytes for weight in weights) for _, _, weights in cut.blocks]
     return module, Shards(
         name, group.rank, len(cut.blocks), sum(sizes), shards.own_bytes, shards.whole_bytes, max(sizes), stored.read_bytes,
@@ -273,18 +273,21 @@ def _hollow(folder: ModelFolder, name: str, dtype: torch.dtype) -> nn.Module:
     with default_dtype(dtype), no_init_weights(), init_empty_weights(include_buffers=False):
         module: nn.Module = cls.from_config(config)
     module.eval().requires_grad_(False)
-    kept = tuple(getattr(cls, "_keep_in_fp32_modules", None) or ())
     done: dict[int, nn.Parameter] = {}
     for path, part in module.named_modules():
         for key, weight in part._parameters.items():
             if weight is None or not weight.is_floating_point():
                 continue
             if id(weight) not in done:
-                names = [*path.split("."), key]
-                final = torch.float32 if any(name in names for name in kept) else dtype
-                done[id(weight)] = nn.Parameter(weight.to(final), requires_grad=False)
+                done[id(weight)] = nn.Parameter(weight.to(_final_dtype(module, f"{path}.{key}", dtype)), requires_grad=False)
             part._parameters[key] = done[id(weight)]
     return module
+
+
+def _final_dtype(module: nn.Module, key: str, dtype: torch.dtype) -> torch.dtype:
+    """What the loader gives a stored floating tensor: the dtype asked for, or fp32 in parts that the class keeps so."""
+    kept = getattr(module, "_keep_in_fp32_modules", None) or ()
+    return torch.float32 if any(part in kept for part in key.split(".")) else dtype
 
 
 @dataclass(slots=True)
@@ -294,6 +297,7 @@ class _Filling:
     module: nn.Module
     stored: StoredWeights
     group: RankGroup
+    dtype: torch.dtype
     own_bytes: int = 0
     whole_bytes: int = 0
     _done: dict[int, nn.Parameter] = field(default_factory=dict)
@@ -353,7 +357,8 @@ class _Filling:
     def _buffer(self, key: str | None, buffer: torch.Tensor) -> torch.Tensor:
         value = buffer
         if key is not None and key in self.stored.files:
-            value = self.stored.read(key, buffer.shape).to(buffer.dtype)
+            value = self.stored.read(key, buffer.shape)
+            value = value.to(_final_dtype(self.module, key, self.dtype)) if value.is_floating_point() else value
         value = value.to(self.group.device)
         self.whole_bytes += value.nbytes
         return value
