@@ -61,6 +61,8 @@ class _Indexing(TorchFunctionMode):
         if func is torch.Tensor.contiguous and args[0].device == CUDA:
             form = (kwargs or {}).get("memory_format", torch.contiguous_format)
             return args[0] if args[0].is_contiguous(memory_format=form) else args[0].clone(memory_format=form)
+        if func in (torch.Tensor.nonzero, torch.nonzero) and args[0].device == CUDA:
+            return _ATEN.nonzero.default(args[0])
         if func in (torch.Tensor.tolist, torch.Tensor.item) and isinstance(args[0], OnDevice):
             return func(args[0].inner)
         return func(*args, **(kwargs or {}))

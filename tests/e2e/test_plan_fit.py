@@ -41,7 +41,7 @@ def seeded(tmp_path: Path) -> Path:
     """A cache that holds the rehearsal of Qwen-Image at 1024x1024."""
     facts = known_facts(MODEL, ModelOptions(), platform="cuda")
     assert facts is not None
-    entry = cache.key(Path(facts.folder or ""), rehearsal_request(facts, [SHAPE], None))
+    entry = cache.key(Path(facts.folder or ""), rehearsal_request(facts, [SHAPE]))
     (tmp_path / "rehearsals").mkdir()
     shutil.copy(CASES / "rehearsals" / "qwen-image.json", tmp_path / "rehearsals" / f"{entry}.json")
     return tmp_path

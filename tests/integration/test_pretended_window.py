@@ -5,6 +5,7 @@ What was moved must be what the plan said, to the byte, and a component that was
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 import enginekit
 from batchgen.events import OutputDone
 from batchgen.execute import rehearse
-from batchgen.execute.load import ModelFolder, torch_dtype
+from batchgen.execute.load import ModelFolder
 from batchgen.execute.request import window_sizes
 from batchgen.execute.residency import Residency
 from batchgen.execute.settings import Window
@@ -97,7 +98,7 @@ def render(engine: Any, pretended: PretendedDevice, plan: Plan, jobs: list[Job])
     """All jobs in windows as the supervisor makes them."""
     first, size = window_sizes(plan)
     cuts = [0, *range(first, len(jobs), size), len(jobs)]
-    for number, (start, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
+    for number, (start, end) in enumerate(itertools.pairwise(cuts)):
         with pretended, torch.no_grad():
             engine.run_window(Window(number, tuple(jobs[start:end])))
     engine.products.finish()

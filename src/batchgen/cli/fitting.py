@@ -6,6 +6,7 @@ Shared by `plan` and `run`. Imports no torch: a rehearsal that is not in the cac
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -16,11 +17,14 @@ from typing import Any
 
 from batchgen.errors import PlanRefusedError
 from batchgen.inventory import catalogue
+from batchgen.inventory.loras import LoraFile
 from batchgen.inventory.model import component_config
 from batchgen.inventory.records import ModelFacts
+from batchgen.inventory.safetensors import TORCH_BYTES, read_header
 from batchgen.jobs import ShapeKey
 from batchgen.plan.fit import FitOptions, fit_plan
 from batchgen.plan.records import Plan, PlanFacts, Rehearsed, RehearsedComponent, Workload
+from batchgen.plan.selectors import base_name, is_dit
 from batchgen.plan.trail import Decision
 from batchgen.rehearsal import cache, learned
 
@@ -31,7 +35,10 @@ BATCHES = (1, 2, 4)
 BATCHES_OF_LARGE = (1, 2)
 LARGE_PIXELS = 4 * 2**20  # of all frames of a job
 REHEARSAL_SECONDS = 3600
-STAND_IN_TOKENS = 94  # a prompt of sixty tokens in a chat template
+USUAL_TOKENS = 60  # of a careful prompt; what the rehearsal takes where none is longer
+TEMPLATE_TOKENS = 34  # that a chat template adds to a prompt
+BYTES_PER_TOKEN = 3.0  # English has more, scripts that tokenizers know less have about as many
+TOKEN_STEP = 64  # longer prompts are rehearsed in steps of so many tokens, so that the next list finds them in the cache
 
 Note = Callable[[str], None]
 
@@ -44,9 +51,16 @@ class Shapes:
     assumed: bool = False
     prompt: str | None = None  # the longest one, where a manifest was read
 
+    @property
+    def tokens(self) -> int:
+        """Tokens to rehearse prompts with."""
+        needed = math.ceil(len((self.prompt or "").encode("utf-8", "surrogatepass")) / BYTES_PER_TOKEN)
+        return USUAL_TOKENS if needed <= USUAL_TOKENS * 4 / BYTES_PER_TOKEN else -(-needed // TOKEN_STEP) * TOKEN_STEP
+
 
 def rehearse_and_fit(
     plan: Plan, facts: PlanFacts, shapes: Shapes, options: FitOptions, *, note: Note, trust_remote_code: bool = False,
+    loras: Sequence[LoraFile] = (),
 ) -> Plan:
     """The plan that is carried out. A model that cannot be rehearsed keeps the plan by the rules, and the trail says so.
 
@@ -55,13 +69,18 @@ def rehearse_and_fit(
     if facts.model.folder is None:
         return _unrehearsed(plan, "the model is known by its sizes only, without configs")
     played, workload = _to_play(shapes)
-    request = rehearsal_request(facts.model, played, shapes.prompt, trust_remote_code=trust_remote_code)
+    request = rehearsal_request(facts.model, played, shapes.tokens, trust_remote_code=trust_remote_code)
     options = _with_rates(options, facts)
+
+    def play(asked: dict[str, Any]) -> Rehearsed:
+        found = _sized_as_stored(rehearsal(Path(facts.model.folder or ""), asked, note=note), facts.model)
+        return with_loras(found, facts.model, loras)
+
     try:
-        rehearsed = _sized_as_stored(rehearsal(Path(facts.model.folder), request, note=note), facts.model)
+        rehearsed = play(request)
     except RehearsalFailedError as error:
         return _unrehearsed(plan, str(error))
-    plan = _with_notes(plan, rehearsed, played)
+    plan = _with_notes(plan, rehearsed, played, shapes.tokens, loras)
     try:
         return fit_plan(plan, facts, rehearsed, workload, options)
     except PlanRefusedError as refusal:
@@ -69,19 +88,23 @@ def rehearse_and_fit(
             raise
     # what a decode in tiles needs is only asked where a whole one does not fit
     try:
-        rehearsed = _sized_as_stored(rehearsal(Path(facts.model.folder), request | {"tiled": True}, note=note), facts.model)
+        rehearsed = play(request | {"tiled": True})
     except RehearsalFailedError as error:
         return _unrehearsed(plan, str(error))
     return fit_plan(plan, facts, rehearsed, workload, options)
 
 
 def rehearsal_request(
-    model: ModelFacts, shapes: Sequence[ShapeKey], prompt: str | None, *, trust_remote_code: bool = False,
+    model: ModelFacts, shapes: Sequence[ShapeKey], tokens: int = USUAL_TOKENS, *, trust_remote_code: bool = False,
 ) -> dict[str, Any]:
-    """What a rehearsal is asked, in plain values: all that its numbers depend on, besides the model's configs."""
+    """What a rehearsal is asked, in plain values: all that its numbers depend on, besides the model's configs.
+
+    `tokens`: of the prompt. None of the list's own goes into the cache, only how long it is.
+    """
+    prompt = None if tokens == USUAL_TOKENS else " ".join(["word"] * tokens)
     return {
         "dtypes": {part.name: part.dtype or "bfloat16" for part in model.components},
-        "shapes": [asdict(shape) for shape in shapes], "batches": _batches(shapes), "prompt": prompt, "tokens": STAND_IN_TOKENS,
+        "shapes": [asdict(shape) for shape in shapes], "batches": _batches(shapes), "prompt": prompt, "tokens": tokens + TEMPLATE_TOKENS,
         "trust_remote_code": trust_remote_code, "tiled": False,
     }
 
@@ -161,10 +184,53 @@ def _sized_as_stored(rehearsed: Rehearsed, model: ModelFacts) -> Rehearsed:
     return replace(rehearsed, components=tuple(parts))
 
 
-def _with_notes(plan: Plan, rehearsed: Rehearsed, played: Sequence[ShapeKey]) -> Plan:
-    text = f"Rehearsed on hollow components: {', '.join(shape.text for shape in played)}."
+def with_loras(rehearsed: Rehearsed, model: ModelFacts, loras: Sequence[LoraFile]) -> Rehearsed:
+    """Adapters become weights of the components that they touch, in those components' dtype: as many bytes more in each block."""
+    if not loras:
+        return rehearsed
+    sizes = {part.name: TORCH_BYTES.get(part.dtype or "bfloat16", 2) for part in model.components}
+    more = dict.fromkeys(sizes, 0)
+    for lora in loras:
+        for name, elements in elements_by_component(lora, tuple(sizes)).items():
+            more[name] += int(elements * sizes[name])
+    parts = []
+    for part in rehearsed.components:
+        extra = more.get(part.name, 0)
+        share = -(-extra // len(part.block_bytes)) if part.block_bytes else 0
+        parts.append(replace(
+            part, weights_bytes=part.weights_bytes + max(extra, share * len(part.block_bytes)),
+            outside_bytes=part.outside_bytes + (0 if part.block_bytes else extra),
+            block_bytes=tuple(size + share for size in part.block_bytes),
+        ))
+    return replace(rehearsed, components=tuple(parts))
+
+
+def elements_by_component(lora: LoraFile, components: Sequence[str]) -> dict[str, int]:
+    """How many numbers of the file go into each component. Files name a component first; those of other trainers mean the denoiser.
+
+    A file for one of two experts is for both.
+    """
+    found = dict.fromkeys(components, 0)
+    dits = [name for name in components if is_dit(name)]
+    for tensor in read_header(Path(lora.path)).tensors:
+        if tensor.name.endswith("alpha"):
+            continue
+        first = tensor.name.partition(".")[0]
+        named = [name for name in components if first in (name, f"lora_{name}") or first.startswith(f"lora_{name}_")]
+        named += [name for name in dits if name not in named and any(base_name(name) == other for other in (first, *named))]
+        for name in named or dits:
+            found[name] += tensor.elements
+    return found
+
+
+def _with_notes(plan: Plan, rehearsed: Rehearsed, played: Sequence[ShapeKey], tokens: int, loras: Sequence[LoraFile]) -> Plan:
+    text = f"Rehearsed on hollow components: {', '.join(shape.text for shape in played)}; prompts of {tokens} tokens."
     notes = [Decision.of("rehearsal", "stand-in", "used", note) for note in rehearsed.notes]
-    return replace(plan, trail=plan.trail.add([Decision.of("rehearsal", "plan", "played", text), *notes]))
+    notes += [
+        Decision.of("rehearsal", "lora", lora.name, f"LoRA {lora.name} counts as weights of the components that it touches.")
+        for lora in loras
+    ]  # fmt: skip
+    return replace(plan, trail=plan.trail.add([Decision.of("rehearsal", "plan", "played", text, {"prompt_tokens": tokens}), *notes]))
 
 
 def _unrehearsed(plan: Plan, why: str) -> Plan:

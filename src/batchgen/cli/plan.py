@@ -129,7 +129,8 @@ def fitted(
     shapes = shapes_to_plan(manifest, facts.model, facts.profile, workload)
     options = FitOptions(reserve_bytes=workload.reserve_bytes, host_available_bytes=host)
     return rehearse_and_fit(
-        plan, facts, shapes, options, note=lambda line: click.echo(line, err=True), trust_remote_code=trust_remote_code)
+        plan, facts, shapes, options, note=lambda line: click.echo(line, err=True), trust_remote_code=trust_remote_code,
+        loras=workload.loras)  # fmt: skip
 
 
 def show_compared(

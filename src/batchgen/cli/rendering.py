@@ -192,10 +192,12 @@ def fitted(
         host_available_bytes=host if request.run.host_memory_bytes is None else min(host, request.run.host_memory_bytes),
     )
     share = (lambda jobs: jobs) if request.run.shard is None else request.run.shard.share
-    shapes = Shapes(tuple((count.shape, share(count.jobs)) for count in checked.shapes))
+    shapes = Shapes(tuple((count.shape, share(count.jobs)) for count in checked.shapes), prompt=checked.longest_prompt)
     planning = PlanFacts(facts.model, facts.profile, facts.platform, facts.devices, request.overrides, place.largest_group)
     trusted = request.model_options.trust_remote_code
-    return replace(facts, plan=rehearse_and_fit(plan, planning, shapes, options, note=note, trust_remote_code=trusted))
+    loras = request.manifest_options.loras
+    fitting = rehearse_and_fit(plan, planning, shapes, options, note=note, trust_remote_code=trusted, loras=loras)
+    return replace(facts, plan=fitting)
 
 
 def _pixels(shape: ShapeKey) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from batchgen.errors import UsageError
+from batchgen.inventory.loras import LoraFile, parse_loras
 from batchgen.jobs import ShapeKey
 from batchgen.units import parse_size
 
@@ -32,6 +33,7 @@ class WorkloadOptions:
     jobs: int | None = None
     reserve_bytes: int | None = None
     host_bytes: int | None = None
+    loras: tuple[LoraFile, ...] = ()
 
     @property
     def said(self) -> bool:
@@ -62,9 +64,9 @@ def workload_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def gathered(
         *args: Any, size: tuple[int, int] | None, frames: int | None, steps: int | None, guidance: float | None, jobs: int | None,
-        reserve_vram: int | None, host_memory: int | None, **rest: Any,
+        reserve_vram: int | None, host_memory: int | None, lora: tuple[str, ...], **rest: Any,
     ) -> Any:
-        options = WorkloadOptions(size, frames, steps, guidance, jobs, reserve_vram, host_memory)
+        options = WorkloadOptions(size, frames, steps, guidance, jobs, reserve_vram, host_memory, parse_loras(lora))
         return command(*args, workload=options, **rest)
 
     for option in reversed(_OPTIONS):
@@ -80,6 +82,9 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option("--jobs", metavar="N", type=click.IntRange(1), help="How many pictures or clips; default: the manifest's, else 100."),
     click.option("--reserve-vram", metavar="GB", callback=_memory, help="Device memory to keep back (GiB)."),
     click.option("--host-memory", metavar="GB", callback=_memory, help="Host memory to use at most (GiB)."),
+    click.option(
+        "--lora", metavar="NAME=FILE[:WEIGHT]", multiple=True, help="A LoRA (.safetensors): its weights need memory, too. Repeatable.",
+    ),
 )
 
 
@@ -98,13 +103,15 @@ def shapes_to_plan(manifest: str | None, model: ModelFacts, profile: Profile, op
     if manifest == "-":
         raise UsageError("plan reads no manifest from standard input", hint="Name a file, or state --size and --jobs.")
     defaults = JobDefaults(
-        width=given.width, height=given.height, num_frames=given.num_frames, steps=given.steps, guidance=given.guidance)
-    checked = manifests.check(manifest, ManifestOptions(defaults=with_profile(defaults, profile), rules=size_rules(model)))
+        width=given.width, height=given.height, num_frames=given.num_frames, steps=given.steps, guidance=given.guidance,
+        lora=options.loras[0].name if len(options.loras) == 1 else None)
+    asked = ManifestOptions(defaults=with_profile(defaults, profile), rules=size_rules(model), loras=options.loras)
+    checked = manifests.check(manifest, asked)
     counts = tuple((count.shape, count.jobs) for count in checked.shapes)
     if options.jobs is not None:
         scale = options.jobs / max(1, checked.jobs)
         counts = tuple((shape, max(1, round(jobs * scale))) for shape, jobs in counts)
-    return Shapes(counts)
+    return Shapes(counts, prompt=checked.longest_prompt)
 
 
 def one_shape(profile: Profile, options: WorkloadOptions) -> ShapeKey:

@@ -146,28 +146,59 @@ def rehearse(
     tokens: int = 60, tiled: bool = False, trust_remote_code: bool = False,
 ) -> Rehearsed:
     """Profiles of every stage at every shape, at as many of the batch sizes as tell the others. `tiled`: decodes in tiles as well."""
-    inputs = sorted({_BLOCK_NAMES.get(name, name) for shape in shapes for name in shape.inputs})
     with hollow.small_collections():
-        rehearsal = hollow_rehearsal(path, dtypes, tokens=tokens, trust_remote_code=trust_remote_code, inputs=inputs)
+        rehearsal = hollow_rehearsal(path, dtypes, tokens=tokens, trust_remote_code=trust_remote_code, inputs=block_names(shapes[0].inputs))
+        roads = {shapes[0].inputs: rehearsal}
         profiles: dict[StageProfile, None] = {}
+        pictured: list[ShapeKey] = []
         for shape in shapes:
-            for played in play_batches(rehearsal, job_of(shape, prompt or PROMPT), batches):
-                profiles.update(dict.fromkeys(played))
+            road = roads.get(shape.inputs) or roads.setdefault(shape.inputs, on_road(rehearsal, dtypes, shape.inputs))
+            try:
+                played = play_batches(road, job_of(shape, prompt or PROMPT), batches)
+            except Exception:
+                if shape.inputs:
+                    raise
+                # editors of pictures can do nothing without one; where that is not what was lacking, the first error is told
+                with_picture = roads.get(_PICTURE) or roads.setdefault(_PICTURE, on_road(rehearsal, dtypes, _PICTURE))
+                try:
+                    played = play_batches(with_picture, job_of(replace(shape, inputs=_PICTURE), prompt or PROMPT), batches)
+                except Exception:  # noqa: BLE001
+                    played = None
+                if played is None:
+                    raise
+                pictured.append(shape)
+            profiles.update({replace(profile, shape=shape.text): None for batch in played for profile in batch})
         if tiled and tile(rehearsal):
             for shape in shapes:
-                played = play(rehearsal, job_of(shape, prompt or PROMPT), 1)
-                profiles.update({replace(profile, tiled=True): None for profile in played if profile.stage in (DECODE, PIPELINE)})
+                inputs = _PICTURE if shape in pictured else shape.inputs
+                for profile in play(roads[inputs], job_of(replace(shape, inputs=inputs), prompt or PROMPT), 1):
+                    if profile.stage in (DECODE, PIPELINE):
+                        profiles[replace(profile, shape=shape.text, tiled=True)] = None
     components = tuple(
         RehearsedComponent(
             name, rehearsal.weights[name], rehearsal.weights[name] - sum(rehearsal.blocks[name]), rehearsal.blocks[name],
             rehearsal.parameters[name], staying_bytes(name, rehearsal.components[name]))
         for name in rehearsal.weights
     )
-    notes = tuple(f"{name}: a stand-in of {tokens} tokens, for its files are not here" for name in rehearsal.stood_in)
-    return Rehearsed(components, tuple(profiles), notes)
+    notes = [f"{name}: a stand-in of {tokens} tokens, for its files are not here" for name in rehearsal.stood_in]
+    notes += [f"{shape.text}: with a blank picture of that size, for the model does nothing without one" for shape in pictured]
+    return Rehearsed(components, tuple(profiles), tuple(notes))
+
+
+def on_road(rehearsal: Rehearsal, dtypes: Mapping[str, str], inputs: Sequence[str]) -> Rehearsal:
+    """The same hollow components on the road that jobs with these picture inputs take."""
+    wanted = {name: torch_dtype(dtypes.get(name, "float32")) for name in rehearsal.components}
+    stages = build_stages(rehearsal.stages.folder, CPU, wanted, components=rehearsal.components, inputs=block_names(inputs))
+    return replace(rehearsal, stages=stages, rules=guidance_rules(stages))
+
+
+def block_names(inputs: Sequence[str]) -> tuple[str, ...]:
+    """A job's picture inputs as blocks and calls name them."""
+    return tuple(_BLOCK_NAMES.get(name, name) for name in inputs)
 
 
 _BLOCK_NAMES = {"mask": "mask_image"}
+_PICTURE = ("image",)
 # Peaks at two batch sizes this near to one line through nothing at no rows tell those of all others.
 _ON_A_LINE = 0.02
 
@@ -283,7 +314,7 @@ def _pictures(stages: Stages, job: Job) -> dict[str, Any]:
     size = (int(job.width or stages.call.get("width") or 1024), int(job.height or stages.call.get("height") or 1024))
     required = {name.removeprefix("resized_") for stage in stages.stages for name in stage.required}
     needed = required & {"image", "last_image", "mask_image"}
-    given = {_BLOCK_NAMES.get(name, name) for name in job.shape.inputs}
+    given = set(block_names(job.shape.inputs))
     # a mask is white where something is to be painted
     made = {name: Image.new("L", size, 255) if name == "mask_image" else Image.new("RGB", size) for name in given | needed}
     # some families' stages take pictures at the job's size under a name of their own

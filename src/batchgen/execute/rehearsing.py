@@ -15,7 +15,6 @@ from typing import Any
 
 from batchgen.errors import BatchgenError
 
-
 # Adapters: no rehearsal needs them, and importing them takes as long as importing a model's own code.
 _NOT_NEEDED = ("peft",)
 

@@ -53,6 +53,7 @@ class ManifestSummary:
     fatal: bool  # a fault that --skip-invalid cannot skip
     extra_columns: tuple[str, ...]
     delimiter: str | None
+    longest_prompt: str = ""  # in bytes
 
 
 def check(path: str, options: ManifestOptions) -> ManifestSummary:
@@ -80,6 +81,7 @@ class _Survey:
         self.shapes: Counter[ShapeKey] = Counter()
         self.skipped: list[SkippedRow] = []
         self.fatal = False
+        self.longest = ""
 
     def run(self) -> ManifestSummary:
         told = False
@@ -99,6 +101,7 @@ class _Survey:
             skipped=tuple(self.skipped), faults=with_first_rows(self.log.faults, self.path, self.options), fault_total=self.log.total,
             fault_counts=tuple(self.log.counts.items()),
             fatal=self.fatal, extra_columns=tuple(self.stream.extra), delimiter=self.stream.reader.delimiter,
+            longest_prompt=self.longest,
         )
 
     def _chunk(self, layout: Layout, chunk: Chunk, faults: Sequence[Fault]) -> None:
@@ -143,6 +146,7 @@ class _Survey:
 
     def _prompts(self, lines: Sequence[int], texts: Sequence[str]) -> None:
         prompts.scan(lines, texts, self.notices)
+        self.longest = max(self.longest, *texts, key=_size) if texts else self.longest
         if self.stream.lengths is None:
             return
         for line, text in zip(lines, texts, strict=True):
@@ -171,3 +175,8 @@ class _Survey:
         if self.stream.extra:
             names = ", ".join(repr(name[:60]) for name in list(self.stream.extra)[:20])
             self.notices.add("extra-columns", example=names, count=len(self.stream.extra))
+
+
+def _size(text: str) -> int:
+    """Bytes: scripts of many characters a word have few bytes a character."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

@@ -267,9 +267,9 @@ class _WritesOfNumbers(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.__setitem__ and isinstance(args[0], FakeTensor) and _named_plainly(args[1]):
-            if isinstance(args[2], int | float):
-                return None
+        writes = func is torch.Tensor.__setitem__ and isinstance(args[0], FakeTensor) and isinstance(args[2], int | float)
+        if writes and _named_plainly(args[1]):
+            return None
         return func(*args, **(kwargs or {}))
 
 
