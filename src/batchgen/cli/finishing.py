@@ -22,6 +22,7 @@ from batchgen.report.advice import advice
 from batchgen.report.fit_tables import stages_table
 from batchgen.report.jobs_csv import write_jobs_csv
 from batchgen.report.measured import add_measured
+from batchgen.report.devices_table import devices_table
 from batchgen.report.plan_tables import residency_table, trail_table
 from batchgen.report.safe import printable
 from batchgen.report.summary import Summary
@@ -46,7 +47,9 @@ def finish(
         write_jobs_table(folder, journal)
         print_tables([tables.failure_table(failures), _idle(journal.counts()), place or str(folder.outputs), _report(folder)], stream)
         return
-    residency: list[RenderableType | None] = [residency_table(plan), stages_table(plan) if plan.stages else None]
+    residency: list[RenderableType | None] = [
+        residency_table(plan), devices_table(plan) if len(plan.devices) > 1 else None, stages_table(plan) if plan.stages else None,
+    ]  # fmt: skip
     timings: list[RenderableType | None] = [
         tables.component_table(summary, plan), tables.stage_table(summary, plan), tables.decision_table(summary),
         tables.failure_table(failures), tables.totals_line(summary, seconds=seconds), "\n".join(advice(summary, plan)) or None,
