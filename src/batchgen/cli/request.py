@@ -17,6 +17,7 @@ from batchgen.cli.settings import Resolved
 from batchgen.errors import UsageError
 from batchgen.execute.settings import EngineSettings, OutputSettings
 from batchgen.inventory import device, rules
+from batchgen.inventory.host import host_memory
 from batchgen.inventory.loras import fingerprint
 from batchgen.inventory.model import ModelOptions
 from batchgen.inventory.prompt_limits import picture_inputs, prompt_limits, takes_negative_prompt
@@ -28,11 +29,13 @@ from batchgen.plan.records import Overrides, Plan
 from batchgen.report.plan_json import plan_object
 from batchgen.runfolder import RunFolder
 from batchgen.shards import Shard
+from batchgen.units import GIB
 
 RESULTS = Path("results")
 # What the stages take beside prompts; a model without a stage for one fails the job that brings it, with that reason.
 PICTURE_INPUTS = frozenset({"image", "last_image", "mask", "strength"})
 LORA_INPUT = frozenset({"lora"})
+HOST_RESERVE_BYTES = 2 * GIB  # left to the supervisor, the libraries and the rest of the machine
 LIBRARIES = ("torch", "diffusers", "transformers", "safetensors", "huggingface_hub", "tokenizers", "accelerate", "peft", "pillow", "numpy")
 
 
@@ -135,7 +138,8 @@ def engine_settings(
             metadata=(("model", found.source), ("revision", found.revision)), overwrite=run.overwrite, remote=remote,
         ),
         trust_remote_code=request.model_options.trust_remote_code, allow_pickle=request.model_options.allow_pickle,
-        host_memory_bytes=run.host_memory_bytes, reserve_device_bytes=run.reserve_device_bytes, threads=run.threads,
+        host_memory_bytes=host_share(run.host_memory_bytes, processes(request, facts)),
+        reserve_device_bytes=run.reserve_device_bytes, threads=run.threads,
         vae_tiling=run.vae_tiling or facts.plan.vae_tiling,
         attention_backend=_attention(request), compile_blocks=_compile(request, facts), smoke_jobs=tuple(job.as_json() for job in trial),
         loras=tuple((lora.name, lora.path, lora.weight) for lora in request.manifest_options.loras),
@@ -213,6 +217,24 @@ def worker_count(request: RenderRequest, facts: Facts) -> int:
     """Workers, or groups of ranks, that render side by side."""
     replicas = max(1, facts.plan.replicas)
     return request.run.workers or replicas if facts.platform == "cpu" and not facts.plan.fsdp else replicas
+
+
+def processes(request: RenderRequest, facts: Facts) -> int:
+    """Worker processes of this host, ranks of groups counted singly: they share its memory. On a cluster each finds out by itself."""
+    if request.run.engine != "local":
+        return 1
+    return worker_count(request, facts) * max(1, facts.plan.group_size)
+
+
+def host_share(stated_bytes: int | None, sharing: int, *, available_bytes: int | None = None) -> int | None:
+    """Host memory for each of the processes that share it: of what the user stated or what there is, whichever is less.
+
+    None: the only one finds out by itself. Settled once, before any of them has taken its own: each would find less than the one before.
+    """
+    if sharing <= 1:
+        return stated_bytes
+    there = max(0, (host_memory()[1] if available_bytes is None else available_bytes) - HOST_RESERVE_BYTES)
+    return (there if stated_bytes is None else min(stated_bytes, there)) // sharing
 
 
 def cpu_ranks(request: RenderRequest, platform: Platform, devices: tuple[DeviceFacts, ...]) -> tuple[DeviceFacts, ...]:

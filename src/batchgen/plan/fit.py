@@ -183,8 +183,9 @@ def _finished(
     layout = found.layout
     stage_plans = tuple(_stage_plan(stage, found, night) for stage in night.stages)
     decisions += [_stage_decision(stage, plan_row, found, night) for stage, plan_row in zip(night.stages, stage_plans, strict=True)]
-    host = _host_bytes(layout, night, found)
-    decisions.append(_host_decision(host, options))
+    workers = len(plan.devices)  # a process each, a rank of a group too; all of them share the host
+    host = workers * _host_bytes(layout, night, found)
+    decisions.append(_host_decision(host, options, workers))
     shards = any(mode == "fsdp" for mode in layout.modes.values())
     size = layout.shards if shards else 1
     replicas = len(plan.devices) // size
@@ -241,7 +242,7 @@ def _stage_decision(stage: StageModel, row: StagePlan, found: Candidate, night: 
 
 
 def _host_bytes(layout: Layout, night: Night, found: Candidate) -> int:
-    """Host copies of what is not resident, what passes between the stages of a window, and the worker itself."""
+    """One worker's host copies of what is not resident, what passes between the stages of a window, and the worker itself."""
     copies = sum(part.weights_bytes for part in layout.rehearsed.components if layout.mode(part.name) not in ("resident", "fsdp"))
     carried = 0
     for stage in night.stages:
@@ -251,15 +252,15 @@ def _host_bytes(layout: Layout, night: Night, found: Candidate) -> int:
     return copies + carried + WORKER_HOST_BYTES
 
 
-def _host_decision(host: int, options: FitOptions) -> Decision:
-    there = options.host_available_bytes
-    numbers = {"host_bytes": host, "host_available_bytes": there}
+def _host_decision(host: int, options: FitOptions, workers: int) -> Decision:
+    there, said = options.host_available_bytes, size_text(host) if workers == 1 else f"{size_text(host)} by {workers} workers"
+    numbers = {"host_bytes": host, "host_available_bytes": there, "workers": workers}
     if there is None:
-        return Decision.of("host", "host", "unknown", f"Host memory needed: {size_text(host)}; how much there is was not asked.", numbers)
+        return Decision.of("host", "host", "unknown", f"Host memory needed: {said}; how much there is was not asked.", numbers)
     if host <= there:
-        return Decision.of("host", "host", "fits", f"Host memory: {size_text(host)} of {size_text(there)}.", numbers)
+        return Decision.of("host", "host", "fits", f"Host memory: {said} of {size_text(there)}.", numbers)
     text = (
-        f"Host memory: {size_text(host)} would be needed for pinned copies and a window in memory, {size_text(there)} are available: "
+        f"Host memory: {said} would be needed for pinned copies and a window in memory, {size_text(there)} are available: "
         "copies stay mapped from their files and a window spills into the spool, so moves are slower than predicted."
     )
     return Decision.of("host", "host", "short", text, numbers)

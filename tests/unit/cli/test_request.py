@@ -7,13 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from batchgen.cli.request import Facts, RenderRequest, default_folder, engine_pixels, manifest_options, pixel_settings, with_profile
+from batchgen.cli.request import (
+    Facts,
+    RenderRequest,
+    default_folder,
+    engine_pixels,
+    engine_settings,
+    host_share,
+    manifest_options,
+    pixel_settings,
+    with_profile,
+)
 from batchgen.cli.run_options import RunOptions
 from batchgen.inventory.model import ModelOptions
 from batchgen.inventory.records import ComponentFacts, DeviceFacts, ModelFacts, Profile
 from batchgen.manifest.options import JobDefaults, ManifestOptions
 from batchgen.plan.planner import make_plan
 from batchgen.plan.records import Overrides, PlanFacts
+from batchgen.runfolder import RunFolder
 from batchgen.units import GIB
 
 MODEL = ModelFacts(
@@ -97,3 +108,15 @@ def test_outputs_are_named_by_what_is_written(run: RunOptions, task: str, extens
     found = manifest_options(request(run=run), facts(replace(PROFILE, task=task)))  # type: ignore[arg-type]
     assert found.extension == extension
     assert (found.model_name, found.model_revision) == ("Model", "c0ffee")
+
+
+def test_one_host_budget_is_shared_by_all_worker_processes() -> None:
+    assert host_share(None, 1) is None, "the only worker finds out by itself"
+    assert host_share(30 * GIB, 1) == 30 * GIB
+    assert host_share(None, 4, available_bytes=34 * GIB) == 8 * GIB, "two are left to the rest of the machine"
+    assert host_share(20 * GIB, 4, available_bytes=34 * GIB) == 5 * GIB
+    assert host_share(200 * GIB, 4, available_bytes=34 * GIB) == 8 * GIB, "no more than there is"
+    assert host_share(None, 4, available_bytes=1 * GIB) == 0
+    two = replace(facts(platform="cpu"), plan=replace(facts(platform="cpu").plan, replicas=1))
+    settings = engine_settings(request(run=RunOptions(workers=2, host_memory_bytes=2 * 2**20)), two, RunFolder(Path("/x")))
+    assert settings.host_memory_bytes == 2**20
