@@ -132,3 +132,23 @@ def test_wrong_options_are_named(tmp_path: Path, arguments: tuple[str, ...], sai
     assert code == 2
     assert said in err
     assert "torch" not in heavy
+
+
+def test_a_box_of_four_cards_is_told_as_groups_with_branches_and_what_each_more_brings(seeded: Path) -> None:
+    plan = planned(seeded, "--gpu", "A100 80GBx4", "--fsdp", "--cfg-parallel")
+    assert (plan["fsdp"], plan["cfg_parallel"], plan["replicas"], plan["group_size"]) == (True, True, 2, 2)
+    assert [point["devices"] for point in plan["scaling"]] == [2, 4]
+    assert plan["scaling"][1]["jobs_per_hour"] > 1.9 * plan["scaling"][0]["jobs_per_hour"]
+    code, out, err, _ = batchgen(
+        seeded, "plan", "--model", MODEL, "--size", "1024x1024", "--gpu", "A100 80GBx4", "--fsdp", "--cfg-parallel", "--show-residency")
+    assert code == 0, err
+    assert re.search(r"replicas +2 groups of 2 +The sharded dit fits on 2 devices", out)
+    assert re.search(r"CFG parallel +yes +--cfg-parallel: each half of a group of 2", out)
+    assert re.search(r"an hour +\d+ +Predicted an hour", out)
+
+
+def test_branches_without_groups_are_refused_with_the_reason(seeded: Path) -> None:
+    code, out, err, _ = batchgen(seeded, "plan", "--model", MODEL, "--gpu", "A100 80GBx4", "--cfg-parallel")
+    assert (code, out) == (2, "")
+    assert "it needs a sharded dit" in err
+    assert "Add --fsdp" in err

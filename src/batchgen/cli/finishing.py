@@ -19,10 +19,10 @@ from batchgen.plan.records import Plan
 from batchgen.rehearsal import cache, learned
 from batchgen.report import tables
 from batchgen.report.advice import advice
+from batchgen.report.devices_table import devices_table
 from batchgen.report.fit_tables import stages_table
 from batchgen.report.jobs_csv import write_jobs_csv
 from batchgen.report.measured import add_measured
-from batchgen.report.devices_table import devices_table
 from batchgen.report.plan_tables import residency_table, trail_table
 from batchgen.report.safe import printable
 from batchgen.report.summary import Summary
