@@ -15,6 +15,7 @@ from batchgen.execute import rehearse
 from batchgen.execute.load import ModelFolder, torch_dtype
 from batchgen.inventory.known import known_models
 from batchgen.jobs import ShapeKey
+from batchgen.plan.batching import Curve
 from batchgen.plan.records import StageProfile
 from batchgen.rehearsal import cache, hollow
 from batchgen.rehearsal.live import LiveBytes
@@ -164,13 +165,15 @@ GIB = 2**30
 def qwen_image() -> dict[tuple[str, int], StageProfile]:
     """Qwen-Image at full size, 1024x1024, 60 tokens of text: profiles by stage and batch."""
     known = known_models()["qwen/qwen-image"]
-    size = ShapeKey(1024, 1024, None, None, 2, 4.0, None, None, None, ())
-    found = rehearse.rehearse(str(known.folder), known.stored, [size], [1, 2, 4], tokens=94)
-    sizes = {part.name: (part.parameters, part.weights_bytes) for part in found.components}
+    job = rehearse.job_of(ShapeKey(1024, 1024, None, None, 2, 4.0, None, None, None, ()), rehearse.PROMPT)
+    with hollow.small_collections():
+        run = rehearse.hollow_rehearsal(str(known.folder), known.stored, tokens=94)
+        profiles = [profile for batch in (1, 2, 4) for profile in rehearse.play(run, job, batch)]
+    sizes = {name: (run.parameters[name], run.weights[name]) for name in run.components}
     assert sizes == {
         "text_encoder": (8_292_166_656, 16_584_333_984), "transformer": (20_430_401_088, 40_860_802_176), "vae": (126_892_531, 253_785_062),
     }  # fmt: skip
-    return {(profile.stage, profile.batch): profile for profile in found.profiles}
+    return {(profile.stage, profile.batch): profile for profile in profiles}
 
 
 # Measured with torch 2.13.0 and diffusers 0.42.1: GiB of activations.
@@ -181,6 +184,61 @@ QWEN_IMAGE = {
 
 def test_qwen_image_at_full_size_needs_what_was_measured(qwen_image: dict[tuple[str, int], StageProfile]) -> None:
     assert {key: qwen_image[key].activation_bytes / GIB for key in QWEN_IMAGE} == pytest.approx(QWEN_IMAGE, rel=0.05)
+
+
+@pytest.mark.parametrize("stage", ["text_encoder", "denoise", "decode"])
+def test_two_batch_sizes_tell_the_third(qwen_image: dict[tuple[str, int], StageProfile], stage: str) -> None:
+    one, two, four = (qwen_image[stage, batch].activation_bytes for batch in (1, 2, 4))
+    assert Curve(((1, one), (2, two))).at(4) == pytest.approx(four, rel=0.01)
+    assert rehearse._on_a_line([qwen_image[stage, 1]], [qwen_image[stage, 2]])
+
+
+def test_a_third_batch_size_is_played_where_two_tell_too_little(deep_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = rehearse.hollow_rehearsal(str(deep_folder), dtypes(deep_folder))
+    job = rehearse.job_of(shape("qwen_image", 64, 64), "a red circle")
+    enough = rehearse.play_batches(run, job, [1, 2, 4])
+    monkeypatch.setattr(rehearse, "_ON_A_LINE", -1.0)
+    every = rehearse.play_batches(run, job, [1, 2, 4])
+    assert [{profile.batch for profile in played} for played in every] == [{1}, {2}, {4}]
+    assert every[: len(enough)] == enough
+
+
+class _Masked(torch.nn.Module):
+    """Attention under a mask that is written row by row, as the VAE of HunyuanVideo 1.5 does it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = torch.nn.Linear(8, 8)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        rows = value.shape[1]
+        mask = torch.full((rows, rows), float("-inf"), dtype=value.dtype, device=value.device)
+        for row in range(rows):
+            mask[row, : row + 1] = 0
+        small = torch.zeros(4)
+        small[1:3] = 2  # a real tensor keeps what is written into it
+        query = self.project(value)[:, None]
+        made = torch.nn.functional.scaled_dot_product_attention(query, query, query, attn_mask=mask)
+        return made * 2 if float(small.sum()) == 4 else made[:, :0]
+
+
+@pytest.mark.parametrize("rows", [64, 1100])
+def test_a_mask_written_row_by_row_has_the_peak_of_a_real_run(rows: int) -> None:
+    scene, peaks, shapes = hollow.Stage(), [], []
+    for real in (False, True):
+        if real:
+            module = hollow.count_calls(_Masked(), "masked", scene)
+        else:
+            with scene.fake:
+                module = _Masked()
+            hollow.enter(module, "masked", scene)
+        inputs = torch.zeros(1, rows, 8)
+        tracker = LiveBytes(module.parameters(), [inputs], fake=None if real else scene.fake)
+        with scene.following(tracker):
+            shapes.append(module(inputs).shape)
+        peaks.append(tracker.peak)
+    assert peaks[0] == peaks[1]
+    assert shapes[0] == shapes[1] == (1, 1, rows, 8)
 
 
 def test_no_score_matrix_is_made_at_4096_tokens(qwen_image: dict[tuple[str, int], StageProfile]) -> None:

@@ -1,0 +1,64 @@
+"""What jobs bring besides prompts, as it is rehearsed: pictures on every road, models that do nothing without one, long prompts."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from batchgen.execute import rehearse
+from batchgen.execute.load import ModelFolder
+from batchgen.jobs import ShapeKey
+from batchgen.plan.records import Rehearsed
+
+TinyFolder = Callable[[str], Path]
+
+
+def shape(*inputs: str, side: int = 64, strength: float | None = None) -> ShapeKey:
+    return ShapeKey(side, side, None, None, 3, 4.0, None, strength, None, inputs)
+
+
+def played(folder: Path, *shapes: ShapeKey, batches: tuple[int, ...] = (1, 2), **more: object) -> Rehearsed:
+    dtypes = dict.fromkeys(ModelFolder.read(folder).models, "float32")
+    return rehearse.rehearse(str(folder), dtypes, list(shapes), list(batches), **more)  # type: ignore[arg-type]
+
+
+def test_a_mask_takes_the_whole_pipeline_one_row_at_a_time(tiny_folder: TinyFolder) -> None:
+    """Pictures under a mask are the ordinary call's business; it encodes them before it denoises."""
+    masked = shape("image", "mask", strength=0.7)
+    found = played(tiny_folder("sdxl"), masked)
+    assert [(profile.stage, profile.batch) for profile in found.profiles] == [("pipeline", 1)]
+    assert found.profiles[0].order[0].startswith("text_encoder")
+    assert found.profiles[0].order.count("vae") == 2, "encoded before the denoiser, decoded after it"
+
+
+def test_jobs_with_and_without_pictures_take_their_own_roads(tiny_folder: TinyFolder) -> None:
+    found = played(tiny_folder("qwen_image"), shape(), shape("image", strength=0.6), batches=(1,))
+    stages = {(profile.shape, profile.stage) for profile in found.profiles}
+    plain, pictured = shape().text, shape("image", strength=0.6).text
+    assert (plain, "text_encoder") in stages
+    assert {stage for where, stage in stages if where == plain} < {stage for where, stage in stages if where == pictured}
+
+
+def test_a_model_that_edits_pictures_is_rehearsed_with_one(tiny_folder: TinyFolder) -> None:
+    found = played(tiny_folder("wan21_i2v"), ShapeKey(64, 64, 9, None, 2, 4.0, None, None, None, ()), batches=(1,))
+    assert {profile.shape for profile in found.profiles} == {"64x64x9, 2 steps, guidance 4"}
+    assert any("blank picture" in note for note in found.notes)
+
+
+def test_longer_prompts_need_more(tiny_folder: TinyFolder, tmp_path: Path) -> None:
+    folder = tmp_path / "known"
+    shutil.copytree(tiny_folder("qwen_image"), folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    shutil.rmtree(folder / "tokenizer")
+    short, long = (played(folder, shape(), batches=(1,), tokens=tokens).profiles[0] for tokens in (94, 400))
+    assert short.stage == long.stage == "text_encoder"
+    assert long.activation_bytes > 3 * short.activation_bytes
+    assert long.output_bytes > short.output_bytes
+
+
+@pytest.mark.parametrize("family", ["lumina2"])
+def test_the_ordinary_road_calls_its_components_in_order(family: str, tiny_folder: TinyFolder) -> None:
+    (profile,) = played(tiny_folder(family), shape(), batches=(1,)).profiles
+    assert profile.order == ("text_encoder", "transformer", "vae")

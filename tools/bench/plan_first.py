@@ -1,0 +1,93 @@
+"""CPU time of the first and the second plan of Qwen-Image at 1024x1024 for a card of 24 GB, beside that of importing the libraries.
+
+    python tools/bench/plan_first.py [--rounds N]
+
+The first plan rehearses the full-size model without weights; the second reads the rehearsal from the cache and loads no torch. CPU
+seconds (user + system) of a process and its children, the least of N rounds, interleaved so that a busy moment hits all alike;
+bytecode is cached beforehand. Aim: the first under 15 seconds of one core. Writes results/benchmarks/plan_first.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+RECORD = Path(__file__).resolve().parents[2] / "results" / "benchmarks" / "plan_first.json"
+BASE = "import torch, diffusers, transformers"
+# what a script that rehearses nothing loads for its pipeline: the libraries import their parts only when they are asked for
+PIPELINE = "import torch; from diffusers import QwenImagePipeline"
+PLAN = ("plan", "--model", "Qwen/Qwen-Image", "--gpu", "RTX 4090", "--size", "1024x1024")
+AIM_SECONDS = 15.0
+HEAVY = ("torch", "diffusers", "transformers", "pandas")
+TOLD = f"""
+import sys
+from batchgen.cli.main import main
+sys.argv = ["batchgen", *{PLAN!r}]
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+loaded = [name for name in {HEAVY!r} if name in sys.modules]
+assert not loaded, loaded
+"""
+
+
+def cpu_seconds(arguments: list[str], environment: dict[str, str]) -> float:
+    """User and system time of one Python process and its children. Raises CalledProcessError if it fails."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def measure(rounds: int) -> dict[str, float]:
+    """Least CPU seconds of each."""
+    with tempfile.TemporaryDirectory() as place:
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        environment |= {
+            "PYTHONPYCACHEPREFIX": f"{place}/bytecode", "HF_HUB_OFFLINE": "1", "HF_HOME": f"{place}/hub", "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+        }  # fmt: skip
+        times: dict[str, list[float]] = {"base": [], "pipeline": [], "first": [], "second": []}
+        for number in range(rounds + 1):
+            environment["BATCHGEN_CACHE"] = f"{place}/cache {number}"
+            for name, code in (("base", BASE), ("pipeline", PIPELINE), ("first", TOLD), ("second", TOLD)):
+                took = cpu_seconds(["-c", code], environment)
+                if number:  # the first round makes the bytecode
+                    times[name].append(took)
+    return {name: min(found) for name, found in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    rounds = parser.parse_args().rounds
+    times = measure(rounds)
+    record = {
+        "what": f"CPU time of `batchgen {' '.join(PLAN)}`, divided by that of `python -c '{BASE}'` and of `{PIPELINE}`, "
+                f"least of {rounds} rounds each, one run",
+        "command": "python tools/bench/plan_first.py",
+        "aim": f"the first plan under {AIM_SECONDS:g} CPU seconds; the second loads none of {', '.join(HEAVY)}",
+        "ratios": {name: round(times[name] / times["base"], 2) for name in ("pipeline", "first", "second")},
+        "cpu_seconds": {name: round(found, 2) for name, found in times.items()},
+        "within_aim": times["first"] < AIM_SECONDS,
+        "versions": {name: metadata.version(name) for name in ("torch", "diffusers", "transformers")},
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }  # fmt: skip
+    RECORD.parent.mkdir(parents=True, exist_ok=True)
+    RECORD.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    for name, seconds in times.items():
+        print(f"{seconds:6.2f} s  {seconds / times['base']:5.2f}  {name}")
+
+
+if __name__ == "__main__":
+    main()
