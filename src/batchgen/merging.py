@@ -19,8 +19,10 @@ from typing import Any, BinaryIO
 from batchgen.errors import RefusedError
 from batchgen.jobs import Job
 from batchgen.journal import Journal
+from batchgen.outputs.delivery import remote_name
 from batchgen.outputs.files import atomic_write, disk_errors, make_folders, measure, place, size_of, sync_folder, temp_path
 from batchgen.outputs.names import name_key, unique
+from batchgen.outputs.store import Store
 from batchgen.runfolder import RunFolder, pixel_diff
 from batchgen.runlock import is_alive, read_holder
 from batchgen.shards import Shard
@@ -101,8 +103,6 @@ def _part(path: Path) -> Part:
     holder = read_holder(folder.lock_path)
     if holder is not None and is_alive(folder.lock_path, holder):
         raise RefusedError(f"{path} is at work: {holder.text}", hint="Wait until the run has ended or stop it; it resumes.")
-    if record.get("remote"):
-        raise RefusedError(f"the outputs of {path} are at {record['remote']}", hint="Copy them to its outputs/ folder and merge that.")
     return Part(folder, record, Shard.parse(record["shard"]))
 
 
@@ -126,8 +126,14 @@ def check_target(target: RunFolder, parts: Sequence[Part]) -> None:
         )
 
 
-def merge(target: RunFolder, parts: Sequence[Part], *, copy: bool = False, say: Callable[[str], None] = print) -> Merged:
-    """Carries the merge out, with the target's lock held. Raises RefusedError where a foreign file stands in the way, DiskError."""
+def merge(
+    target: RunFolder, parts: Sequence[Part], *, copy: bool = False, say: Callable[[str], None] = print,
+    store_of: Callable[[RunFolder], Store | None] = lambda folder: None,
+) -> Merged:
+    """Carries the merge out, with the target's lock held. Raises RefusedError where a foreign file stands in the way, DiskError.
+
+    `store_of`: where a shard's outputs are, if not in its folder; from there they are fetched. Raises StoreError too, then.
+    """
     found = Merged()
     target.prepare()
     _write_record(target, parts)
@@ -136,9 +142,10 @@ def merge(target: RunFolder, parts: Sequence[Part], *, copy: bool = False, say: 
         journal.begin_merge()
         for part in parts:
             say(f"shard {part.shard}: {part.folder.path}")
+            bring = _Bringer(part.folder.outputs, found, store_of(part.folder), copy=copy)
             with Journal.read(part.folder.journal) as source:
                 for rows in _row_chunks(source):
-                    journal.absorb(rows, part.folder, target, found, copy=copy)
+                    journal.absorb(rows, bring, target, found)
         journal.absorb_runs(parts)
     return found
 
@@ -156,7 +163,7 @@ def _write_record(target: RunFolder, parts: Sequence[Part]) -> None:
     settings = {name: value for name, value in (record.get("settings") or {}).items() if name not in ("shard", "output")}
     folders = [str(part.folder.path) for part in parts]
     merged = {"shards": [str(part.shard) for part in parts], "folders": folders, "identity": first.identity}
-    target.write_run({**record, "manifest": manifest, "settings": settings, "shard": None, "merged": merged})
+    target.write_run({**record, "manifest": manifest, "settings": settings, "shard": None, "remote": None, "merged": merged})
 
 
 def _row_chunks(source: Journal) -> Iterator[list[sqlite3.Row]]:
@@ -178,9 +185,8 @@ class _MergeJournal(Journal):
         with self._writing() as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES ('mark', '')")
 
-    def absorb(self, rows: Sequence[sqlite3.Row], source: RunFolder, target: RunFolder, found: Merged, *, copy: bool) -> None:
+    def absorb(self, rows: Sequence[sqlite3.Row], bring: _Bringer, target: RunFolder, found: Merged) -> None:
         """Some of a shard's jobs, in one transaction, after their outputs stand in the target."""
-        folders: set[Path] = set()
         columns = [name for name in self._columns("jobs") if name in rows[0].keys()]  # noqa: SIM118 rows of SQLite are no mappings
         marks = ",".join("?" * len(columns))
         with disk_errors(target.outputs), self._writing() as db:
@@ -189,11 +195,10 @@ class _MergeJournal(Journal):
                 if there.get(row["key"]) == "done":
                     found.kept += 1
                     continue
-                values = self._taken_over(dict(row), source, target, found, folders, copy=copy)
+                values = self._taken_over(dict(row), bring, target, found)
                 sql = f"INSERT OR REPLACE INTO jobs ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608 our own names
                 db.execute(sql, [values[name] for name in columns])
-            for folder in folders:
-                sync_folder(folder)
+            bring.sync()
 
     def _columns(self, table: str) -> list[str]:
         return [row["name"] for row in self._all(f"PRAGMA table_info({table})")]
@@ -202,9 +207,7 @@ class _MergeJournal(Journal):
         marks = ",".join("?" * len(keys))
         return self._all(f"SELECT key, state FROM jobs WHERE key IN ({marks})", keys)  # noqa: S608 only question marks
 
-    def _taken_over(
-        self, row: dict[str, Any], source: RunFolder, target: RunFolder, found: Merged, folders: set[Path], *, copy: bool
-    ) -> dict[str, Any]:
+    def _taken_over(self, row: dict[str, Any], bring: _Bringer, target: RunFolder, found: Merged) -> dict[str, Any]:
         output = str(row["output"])
         name = unique(output, lambda candidate: self._others(candidate, row["key"]))
         if name != output:
@@ -213,7 +216,7 @@ class _MergeJournal(Journal):
         row["spool"] = None
         if row["state"] == "running":
             row["state"] = "pending"
-        if row["state"] == "done" and not _bring(source.outputs / output, target.outputs / name, row, found, folders, copy=copy):
+        if row["state"] == "done" and not bring(output, target.outputs / name, row):
             found.redone.append(name)
             row |= {"state": "pending", "attempts": 0, "size_bytes": None, "sha256": None, "written_at": None}
         return row
@@ -261,26 +264,53 @@ class _MergeJournal(Journal):
         return new
 
 
-def _bring(origin: Path, goal: Path, row: Mapping[str, Any], found: Merged, folders: set[Path], *, copy: bool) -> bool:
-    """The output under its name in the target: linked, or copied where links are impossible or not wanted. False if it is not whole."""
-    if size_of(origin) != row["size_bytes"]:
-        return False
-    if os.path.lexists(goal):
-        if not _same(origin, goal, row):
-            raise RefusedError(f"{goal} stands where an output of a shard would go", hint="Move it away, or name a new folder with -o.")
-        found.kept += 1
-        return True
-    make_folders(goal.parent)
-    folders.add(goal.parent)
-    if origin.is_dir():
-        copied = _bring_folder(origin, goal, copy=copy)
-    else:
-        copied = _bring_file(origin, goal, copy=copy)
-        if copied and measure(goal)[1] != row["sha256"]:
-            goal.unlink()
+class _Bringer:
+    """Brings outputs of one shard under their names in the target: linked, copied where links are impossible or not wanted, or fetched."""
+
+    def __init__(self, origin: Path, found: Merged, store: Store | None, *, copy: bool) -> None:
+        self._origin, self._found, self._store, self._copy = origin, found, store, copy
+        self._folders: set[Path] = set()
+
+    def __call__(self, output: str, goal: Path, row: Mapping[str, Any]) -> bool:
+        """False if the output is not there or not whole."""
+        origin = self._origin / output
+        if self._store is None and size_of(origin) != row["size_bytes"]:
             return False
-    found.copied += copied
-    found.linked += not copied
+        if os.path.lexists(goal):
+            if not _same(origin, goal, row):
+                raise RefusedError(f"{goal} stands where an output of a shard would go", hint="Move it away, or name a new folder with -o.")
+            self._found.kept += 1
+            return True
+        make_folders(goal.parent)
+        self._folders.add(goal.parent)
+        if self._store is not None:
+            copied, whole = True, _fetch(self._store, output, goal, row)
+        elif origin.is_dir():
+            copied, whole = _bring_folder(origin, goal, copy=self._copy), True
+        else:
+            copied = _bring_file(origin, goal, copy=self._copy)
+            whole = not copied or measure(goal)[1] == row["sha256"]
+            if not whole:
+                goal.unlink()
+        self._found.copied += whole and copied
+        self._found.linked += whole and not copied
+        return whole
+
+    def sync(self) -> None:
+        """What was brought survives a power cut from here on."""
+        for folder in self._folders:
+            sync_folder(folder)
+        self._folders.clear()
+
+
+def _fetch(store: Store, output: str, goal: Path, row: Mapping[str, Any]) -> bool:
+    temp = temp_path(goal.parent)
+    try:
+        if not store.get(remote_name(output), temp) or measure(temp) != (row["size_bytes"], row["sha256"]):
+            return False
+        place(temp, goal)
+    finally:
+        temp.unlink(missing_ok=True)
     return True
 
 

@@ -25,6 +25,8 @@ from batchgen.journal import Journal
 from batchgen.merging import check_target, merge, read_parts
 from batchgen.outputs.image import write_image
 from batchgen.outputs.metadata import RECORD, settings_for
+from batchgen.outputs.store import Store
+from batchgen.outputs.urls import Location
 from batchgen.runfolder import RunFolder
 from batchgen.shards import Shard
 from batchgen.verify import verify
@@ -100,6 +102,23 @@ def test_shards_become_one_whole_run(tmp_path: Path, copy: bool) -> None:
     assert (record["shard"], record["pixel_settings"], record["manifest"]["sha256"]) == (None, PIXELS, "ab12")
     same = os.path.samefile(tmp_path / "all/outputs" / jobs[0].output, next(path / "outputs" / jobs[0].output for path in paths if Shard.parse(f"{path.name[1:]}/3").holds(jobs[0].key)))
     assert same != copy
+
+
+def test_shards_with_their_outputs_in_a_store_are_fetched(tmp_path: Path) -> None:
+    jobs = make_jobs(9)
+    paths = make_shards(tmp_path, jobs, remote="file:///the/store")
+    for path in paths:
+        (path / "outputs").rename(path / "away")
+    stores = {path: Store(Location.parse(f"file://{path}/far")) for path in paths}
+    for path, store in stores.items():
+        for picture_path in (path / "away").iterdir():
+            store.put(f"outputs/{picture_path.name}", picture_path)
+    found = join(tmp_path / "all", paths, store_of=lambda folder: stores[folder.path])
+    assert (found.copied, found.redone) == (9, [])
+    whole(tmp_path / "all", jobs)
+    record = RunFolder(tmp_path / "all").read_run()
+    assert record is not None
+    assert record["remote"] is None
 
 
 def test_what_runs_measured_comes_over_once_however_often_it_is_merged(tmp_path: Path) -> None:
@@ -221,9 +240,9 @@ def test_a_merge_killed_again_and_again_is_finished_by_the_same_command(tmp_path
     # one row a transaction and a pause after each, so that kills hit between link and row
     code = (
         "import sys, time, pathlib\nimport batchgen.merging as m\nfrom batchgen.runfolder import RunFolder\n"
-        "m._CHUNK = 1\nbring = m._bring\n"
+        "m._CHUNK = 1\nbring = m._bring_file\n"
         "def slowly(*a, **k):\n    found = bring(*a, **k)\n    time.sleep(0.002)\n    return found\n"
-        "m._bring = slowly\nparts = m.read_parts([pathlib.Path(p) for p in sys.argv[2:]])\ntarget = RunFolder(pathlib.Path(sys.argv[1]))\n"
+        "m._bring_file = slowly\nparts = m.read_parts([pathlib.Path(p) for p in sys.argv[2:]])\ntarget = RunFolder(pathlib.Path(sys.argv[1]))\n"
         "m.check_target(target, parts)\nwith target.lock():\n    m.merge(target, parts)\n"
     )
     command = [sys.executable, "-c", code, str(target), *map(str, paths)]

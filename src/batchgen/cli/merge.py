@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from batchgen.cli.finishing import write_jobs_table
+from batchgen.cli.places import RunPath, store_of
 from batchgen.errors import EXIT_DONE, EXIT_SOME_FAILED, DiskError
 from batchgen.journal import Journal
 from batchgen.merging import Part, check_target, merge, read_parts
@@ -20,7 +21,7 @@ from batchgen.runfolder import RunFolder
 
 
 @click.command(epilog="Exit codes: 0 joined, all jobs done; 2 refused; 3 joined, some jobs failed or are left.")
-@click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=RunPath())
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path), help="The whole run's folder.")
 @click.option("--copy", is_flag=True, help="Copy outputs instead of linking them.")
 @click.option("--partial", is_flag=True, help="Join what there is though shards are missing; merge again when they are there.")
@@ -37,7 +38,7 @@ def command(folders: tuple[Path, ...], output: Path, copy: bool, partial: bool) 
     target = RunFolder(output.absolute())
     check_target(target, parts)
     with target.lock():
-        found = merge(target, parts, copy=copy, say=lambda line: click.echo(printable(line), err=True))
+        found = merge(target, parts, copy=copy, say=lambda line: click.echo(printable(line), err=True), store_of=store_of)
         with Journal.read(target.journal) as journal:
             write_jobs_table(target, journal)
             counts = journal.counts()

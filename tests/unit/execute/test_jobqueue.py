@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from batchgen.events import Event, JobFailed, OutputDone, StageBatchDone, StageBatchStarted, WindowDone
+from batchgen.events import DecisionMade, Event, JobFailed, OutputDone, StageBatchDone, StageBatchStarted, WindowDone
 from batchgen.execute.jobqueue import JobQueue, choose, window_size
 from batchgen.execute.settings import Shutdown, StopAfterBatch, Window
 from batchgen.execute.supervisor import RunRequest, run_jobs
@@ -23,6 +23,8 @@ from batchgen.journal import Journal
 from batchgen.outputs.image import write_image
 from batchgen.outputs.metadata import RECORD, settings_for
 from batchgen.reconcile import open_journal
+from batchgen.report.summary import Summary
+from batchgen.report.tables import as_text, decision_table
 from batchgen.runfolder import RunFolder
 from scripted import picture
 from scripted_run import engine_settings, make_job, make_plan
@@ -198,6 +200,50 @@ class Fates:
         return max(0, self.workers - held)
 
     def close(self) -> None: ...
+
+
+class Places(Fates):
+    """A launcher whose devices have fates of their own: each worker on one goes the same way."""
+
+    def __init__(self, fates: dict[str, list[str]], outputs: Path) -> None:
+        super().__init__(len(fates), [], outputs)
+        self.by_device = fates
+        self.starts: Counter[str] = Counter()
+
+    def start(self, group: Sequence[str]) -> Scripted:
+        self.starts[group[0]] += 1
+        return Scripted(list(self.by_device[group[0]]), self.rendered, self.outputs)
+
+
+LEAVING = {
+    "nothing begins on it": (["die before"] * 9, "3 times in a row before a batch began", 3),
+    "it dies on job after job": (["die in it"] * 9, "3 times in a row with nothing rendered between", 3),
+    "it becomes slow": (["slow"] * 30 + ["render"] * 6, "3 batches in a row took more than 4 times", 1),
+}
+
+
+@pytest.mark.parametrize(("fate", "why", "starts"), LEAVING.values(), ids=LEAVING)
+def test_a_device_that_fails_or_slows_down_leaves_and_the_rest_goes_on(tmp_path: Path, fate: list[str], why: str, starts: int) -> None:
+    folder, said, events = RunFolder(tmp_path / "run"), [], []
+    made = [make_job(f"job{index}", index) for index in range(60)]
+    launcher = Places({"cpu:0": fate, "cpu:1": []}, folder.outputs)
+    with folder.lock():
+        journal, _ = open_journal(folder)
+        with journal:
+            journal.ingest(made)
+            request = RunRequest(folder, journal, engine_settings(folder, {}), make_plan(1, 4), devices=("cpu:0", "cpu:1"))
+            result = run_jobs(replace(request, launcher=launcher, say=said.append), events.append)
+            assert {row["attempts"] for row in journal.rows()} == {0}, "no job is blamed for the device"
+    assert (result.counts["done"], result.exit_code) == (60, 0)
+    assert launcher.rendered == Counter(job.key for job in made)
+    assert launcher.starts == Counter({"cpu:0": starts, "cpu:1": 1})
+    (left,) = [event for event in events if isinstance(event, DecisionMade)]
+    assert (left.rule, left.subject, left.decision) == ("queue", "worker 0 (cpu:0)", "leaves")
+    assert why in left.text
+    assert said == [left.text]
+    summary = Summary()
+    summary.listen(left)
+    assert "worker 0 (cpu:0)" in as_text([decision_table(summary)])
 
 
 STEP = st.sampled_from(["render"] * 6 + ["slow", "fail", "die before", "die in it", "die untold"])
