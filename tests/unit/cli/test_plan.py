@@ -314,6 +314,7 @@ def test_planning_writes_nothing(capsys: pytest.CaptureFixture[str], folder: Pat
 
 
 def test_a_run_takes_the_same_profile_options(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from batchgen.cli.engines import workplace
     from batchgen.cli.rendering import gather
     from batchgen.cli.request import RenderRequest
     from batchgen.cli.run_options import RunOptions
@@ -325,10 +326,10 @@ def test_a_run_takes_the_same_profile_options(folder: Path, tmp_path: Path, monk
     file.write_text('name = "mine"\ntask = "image"\nsource = "me"\n[defaults]\nsteps = 3\n', encoding="utf-8")
 
     def gathered(**overrides: str) -> Any:
-        request = RenderRequest(
-            "p.csv", str(folder), ModelOptions(), Overrides(**overrides), ManifestOptions(), RunOptions(devices=("cpu",)), ()
-        )  # type: ignore[arg-type]
-        return gather(request)
+        run = RunOptions(devices=("cpu",))
+        request = RenderRequest("p.csv", str(folder), ModelOptions(), Overrides(**overrides), ManifestOptions(), run, ())  # type: ignore[arg-type]
+        with workplace(run) as place:
+            return gather(request, place)
 
     assert gathered().profile.name == "z-image-turbo"
     assert gathered(profile="mova").plan.profile == "mova"

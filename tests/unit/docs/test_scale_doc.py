@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 from batchgen import checkpoints
 from batchgen.cli.main import COMMANDS, load_command
-from batchgen.execute import health
+from batchgen.execute import health, supervisor
 from batchgen.outputs import store
 
 DOC = (Path(__file__).parents[3] / "docs" / "scale.md").read_text(encoding="utf-8")
@@ -19,7 +20,8 @@ def test_every_option_on_the_page_is_one() -> None:
     slurm = {"--array", "--gres", "--time", "--signal", "--requeue"}
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", DOC))
     assert len(named) > 15
-    assert named - known - slurm == set()
+    ray = {"--head", "--port", "--address"}
+    assert named - known - slurm - ray == set()
 
 
 def test_the_numbers_are_the_codes() -> None:
@@ -30,6 +32,19 @@ def test_the_numbers_are_the_codes() -> None:
     assert f"tried {WORDS[store.ATTEMPTS]} times with pauses that double from half a second" in text
     assert store.FIRST_PAUSE_SECONDS == 0.5
     assert f"every {WORDS[int(checkpoints.EVERY_SECONDS / 60)]} minutes" in text
+
+
+def test_how_long_a_run_waits_for_a_cluster_is_the_codes() -> None:
+    assert supervisor._PATIENCE_SECONDS == 1800
+    assert "the run waits half an hour for resources, then ends with exit code 1" in " ".join(DOC.split())
+
+
+def test_what_was_measured_on_a_cluster_is_the_records() -> None:
+    record = json.loads((Path(__file__).parents[3] / "results" / "benchmarks" / "ray_cluster.json").read_text(encoding="utf-8"))
+    assert (record["lost"], record["told_twice"], record["most_rendered_again"], record["jobs"]) == (0, 0, 1, 200)
+    text = " ".join(DOC.split())
+    assert "Lost: none. Told twice: none. Rendered again: 1 picture at most." in text
+    assert f"noticed after {record['runs'][0]['noticed_seconds']} seconds" in text
 
 
 def test_every_way_has_a_section() -> None:

@@ -62,20 +62,20 @@ def test_trail_table_of_a_manual_plan() -> None:
 
 TRAIL = """
 Trail
-rule            subject       decision  why                                          numbers
+rule            subject       decision  why                                           numbers
 ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
-profile         profile       z-image   Profile z-image speaks for this model:       name z-image, matched given by the caller,
-                                        given by the caller.                         task image
-threshold       threshold     never     Your threshold (never) holds.                user_gb never, model_gb 30, task_gb 45,
-                                                                                     global_gb 120
-unset-resident  plan          resident  Manual mode keeps what is not named on the   platform cuda, performance_mode manual
+profile         profile       z-image   Profile z-image speaks for this model: given  name z-image, matched given by the caller,
+                                        by the caller.                                task image
+threshold       threshold     never     Your threshold (never) holds.                 user_gb never, model_gb 30, task_gb 45,
+                                                                                      global_gb 120
+unset-resident  plan          resident  Manual mode keeps what is not named on the    platform cuda, performance_mode manual
                                         device: everything unset is resident.
-unset-resident  text_encoder  resident  text_encoder is unset, so it is resident.    was –, role text_encoder
-unset-resident  transformer   resident  transformer is unset, so it is resident.     was –, role dit
-unset-resident  vae           resident  vae is unset, so it is resident.             was –, role vae
-replicas        replicas      1         One device, one replica.                     devices 1, fsdp no
-cfg-parallel    cfg-parallel  no        Guidance branches do not run in parallel:    fsdp no, uses_cfg yes, supports yes, enables
-                                        it needs a sharded dit.                      yes, carried_out no
+unset-resident  text_encoder  resident  text_encoder is unset, so it is resident.     was –, role text_encoder
+unset-resident  transformer   resident  transformer is unset, so it is resident.      was –, role dit
+unset-resident  vae           resident  vae is unset, so it is resident.              was –, role vae
+replicas        replicas      1         One device, one replica.                      devices 1, fsdp no, group_size 1
+cfg-parallel    cfg-parallel  no        Guidance branches do not run in parallel: it  asked no, fsdp no, uses_cfg yes, supports
+                                        needs a sharded dit.                          yes, group_size 1
 """
 
 
@@ -93,7 +93,7 @@ def test_a_plan_by_the_rules_alone_warns_where_its_resident_weights_exceed_the_c
 def test_several_devices_are_said() -> None:
     assert "2 × A card" in printed(residency_table(plan_of("qwen-image", 2)))
     assert "2 replicas, one a device" in printed(residency_table(plan_of("qwen-image", 2)))
-    assert "sharded over 2 devices" in printed(residency_table(plan_of("qwen-image", 2, fsdp=True)))
+    assert "one group of 2 devices with a sharded dit" in printed(residency_table(plan_of("qwen-image", 2, fsdp=True)))
 
 
 @pytest.mark.parametrize("mode", ["auto", "manual", "speed", "memory"])
