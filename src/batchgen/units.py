@@ -7,8 +7,9 @@ import re
 KIB = 2**10
 MIB = 2**20
 GIB = 2**30
+TIB = 2**40
 
-_BYTES_PER_UNIT = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 2**40}
+_BYTES_PER_UNIT = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB}
 
 
 def gib(size_bytes: float) -> float:
@@ -17,11 +18,11 @@ def gib(size_bytes: float) -> float:
 
 
 def size_text(size_bytes: int | None) -> str:
-    """`1.50 GiB`, `12.0 MiB`, `900 B`; `unknown` for None."""
+    """`1.50 GiB`, `12.0 MiB`, `900 B`, `98.18 TiB`; `unknown` for None."""
     if size_bytes is None:
         return "unknown"
     sign, size = ("-", -size_bytes) if size_bytes < 0 else ("", size_bytes)
-    for unit, scale, digits in (("GiB", GIB, 2), ("MiB", MIB, 1), ("KiB", KIB, 1)):
+    for unit, scale, digits in (("TiB", TIB, 2), ("GiB", GIB, 2), ("MiB", MIB, 1), ("KiB", KIB, 1)):
         if size >= scale:
             return f"{sign}{size / scale:.{digits}f} {unit}"
     return f"{sign}{size} B"
