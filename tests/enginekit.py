@@ -96,6 +96,19 @@ def load_ordinary(folder: Path) -> Any:
     return pipe
 
 
+def sister(folder: Path, name: str) -> Any:
+    """The library's pipeline of that class, made from the parts of the folder's own."""
+    import inspect
+
+    import diffusers
+
+    cls = getattr(diffusers, name)
+    accepted = inspect.signature(cls.__init__).parameters
+    pipe = cls(**{key: value for key, value in load_ordinary(folder).components.items() if key in accepted})
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
 def call_by_hand(pipe: Any, job: Job, **more: Any) -> np.ndarray:
     """The ordinary pipeline for one job, as a user would call it; float array [H, W, C] or [frames, H, W, C]."""
     import inspect
@@ -115,4 +128,4 @@ def call_by_hand(pipe: Any, job: Job, **more: Any) -> np.ndarray:
     return np.asarray(result.images[0] if frames is None else frames[0])
 
 
-__all__ = ["Ran", "call_by_hand", "engine_for", "load_ordinary", "make_job", "make_plan", "products", "run_jobs"]
+__all__ = ["Ran", "call_by_hand", "engine_for", "load_ordinary", "make_job", "make_plan", "products", "run_jobs", "sister"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ import tiny
 from batchgen.execute.products import to_uint8
 from batchgen.outputs.pixels import read_pixels
 from conftest import TinyFolder
-from enginekit import call_by_hand, load_ordinary, make_job
+from enginekit import call_by_hand, load_ordinary, make_job, sister
 
 TESTS = Path(__file__).parents[1]
 EXIF_ORIENTATION, TURNED_LEFT = 0x0112, 6  # shown upright by a turn of 90 degrees clockwise
@@ -109,3 +110,30 @@ def test_an_edit_list(tmp_path: Path) -> None:
         for number, (name, output) in enumerate(zip(names, outputs, strict=True)):
             theirs = call_by_hand(pipe, make_job(number, f"a red circle {number}", seed=number, **shape), image=wanted[name])
             assert np.abs(read_pixels(output)[0].astype(int) - to_uint8(theirs)).max() <= 1, name
+
+
+def test_a_list_of_texts_pictures_strengths_and_masks(tiny_folder: TinyFolder, tmp_path: Path) -> None:
+    """Each row takes the pipeline that a user would call for what the row brings."""
+    wanted = picture_files(tmp_path / "pictures")
+    Image.fromarray(np.repeat([[255] * 48 + [0] * 48], 64, axis=0).astype(np.uint8)).save(tmp_path / "pictures" / "half.png")
+    rows: list[tuple[str, dict[str, Any]]] = [
+        ("", {}),
+        ("Img2Img", {"image": "pictures/print.jpg", "strength": 0.5}),
+        ("Img2Img", {"image": "pictures/print.jpg", "strength": 0.9}),
+        ("Inpaint", {"image": "pictures/turned.jpg", "mask": "pictures/half.png", "strength": 0.9}),
+    ]
+    shape = {"width": 64, "height": 64, "steps": 3, "guidance": 3.0}
+    lines = [json.dumps({"prompt": f"a red circle {number}", "seed": number, **shape, **row}) for number, (_, row) in enumerate(rows)]
+    (tmp_path / "mixed.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    model = tiny_folder("z_image")
+    said = batchgen("run", "mixed.jsonl", "--model", model, "-o", "out", "--quiet", "--batch-size", "1", folder=tmp_path)
+    assert said.code == 0, said
+    for number, (kind, row) in enumerate(rows):
+        given = {"image": wanted[Path(row["image"]).name]} if "image" in row else {}
+        given |= {"mask_image": Image.open(tmp_path / row["mask"])} if "mask" in row else {}
+        # these calls do not stretch pictures to the size asked for themselves
+        given = {name: picture.resize((64, 64), Image.Resampling.LANCZOS) for name, picture in given.items()}
+        job = make_job(number, f"a red circle {number}", seed=number, **shape, strength=row.get("strength"))
+        theirs = call_by_hand(sister(model, f"ZImage{kind}Pipeline"), job, **given)
+        (output,) = (tmp_path / "out" / "outputs").glob(f"{number:06d}-*.png")
+        assert np.abs(read_pixels(output)[0].astype(int) - to_uint8(theirs)).max() <= 1, row

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from batchgen.execute.load import ModelFolder
 from batchgen.execute.pictures import read_picture
 from batchgen.execute.settings import Window
 from conftest import TinyFolder
-from enginekit import Ran, call_by_hand, engine_for, load_ordinary, make_job, make_plan, run_jobs
+from enginekit import Ran, call_by_hand, engine_for, load_ordinary, make_job, make_plan, run_jobs, sister
 
 CLOSE = 1e-5
 SISTERS = {  # the library's pipeline for the same model with a picture
@@ -40,16 +39,6 @@ def picture(tmp_path: Path) -> Path:
     path = tmp_path / "in.png"
     Image.fromarray(pixels).save(path)
     return path
-
-
-def sister(folder: Path, name: str) -> Any:
-    import diffusers
-
-    cls = getattr(diffusers, name)
-    accepted = inspect.signature(cls.__init__).parameters
-    pipe = cls(**{key: value for key, value in load_ordinary(folder).components.items() if key in accepted})
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 @pytest.mark.parametrize(
@@ -96,11 +85,10 @@ def test_image_to_image_is_the_sister_pipelines(family: str, picture: Path, tiny
         assert np.abs(ran.floats[job.key] - theirs).max() <= CLOSE
 
 
-@pytest.mark.parametrize("plus", [False, True], ids=["Edit", "Edit-Plus"])
-def test_edit_runs_its_encoders_row_by_row(plus: bool, picture: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "edit"
+def test_edit_runs_its_encoders_row_by_row(picture: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "edit"  # Edit itself: e2e/test_picture_lists.py
     with tiny.stand_in_processor():
-        tiny.qwen_image_edit(folder, plus)
+        tiny.qwen_image_edit(folder, plus=True)
         more = {"negative_prompt": "blurry", "image": str(picture), "steps": 1}
         jobs = [make_job(index, text, **more) for index, text in enumerate(("red", "a green one"))]
         ran = run_jobs(folder, tmp_path / "run", jobs, plan=make_plan(folder, batch_size=2))

@@ -14,9 +14,15 @@ INPUTS = (("image", "image"), ("last_image", "last_image"), ("mask", "mask_image
 
 
 def read_inputs(job: Job) -> dict[str, Image.Image]:
-    """The job's picture inputs by the blocks' names. Raises RefusedError."""
+    """The job's picture inputs by the blocks' names. Raises RefusedError.
+
+    With a mask, all are stretched to the job's size, as most inpainting calls do: some fail where the picture has another.
+    """
     paths = {name: (getattr(job, field), field == "mask") for field, name in INPUTS}
-    return {name: read_picture(path, mask=mask) for name, (path, mask) in paths.items() if path is not None}
+    read = {name: read_picture(path, mask=mask) for name, (path, mask) in paths.items() if path is not None}
+    if job.mask is None or job.width is None or job.height is None:
+        return read
+    return {name: picture.resize((job.width, job.height), Image.Resampling.LANCZOS) for name, picture in read.items()}
 
 
 def read_picture(path: str | Path, *, mask: bool = False) -> Image.Image:
