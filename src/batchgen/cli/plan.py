@@ -228,6 +228,7 @@ def show(plan: Plan, *, show_residency: bool, explain: bool, as_json: bool) -> N
         if plan.stages:
             from batchgen.report.fit_tables import stages_table
 
+            click.echo()
             _print(stages_table(plan))
         click.echo("--show-residency says who decided and why, --explain how")
         return

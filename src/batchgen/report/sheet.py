@@ -61,6 +61,8 @@ class Sheet:
             yield self._table()
         else:
             yield from self._stacked(console, inside, options.max_width)
+        for line in self.caption.splitlines():  # in the terminal's width, not in the table's
+            yield from _stripped(Text(line, style="table.caption").wrap(console, options.max_width))
 
     # --- which columns stand side by side -----------------------------------------------------------------------------
 
@@ -87,8 +89,7 @@ class Sheet:
     def _table(self) -> Table:
         table = Table(
             title=Text(self.title) if self.title else None, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold",
-            header_style="bold", caption_justify="left", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), show_header=self.header,
-            caption=Text(self.caption) if self.caption else None,
+            header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), show_header=self.header,
         )
         for column in self.columns:
             justify: Literal["left", "right"] = "right" if column.kind == "number" else "left"
@@ -109,8 +110,6 @@ class Sheet:
             yield from self._line(console, inside, [row[number] for number in inside], widths, width)
             outside = [number for number, column in enumerate(self.columns) if number not in inside and not column.spare]
             yield from self._note(console, outside, row, width)
-        for line in self.caption.splitlines():
-            yield from Text(line, style="table.caption").wrap(console, width)
 
     def _line(
         self, console: Console, inside: Sequence[int], cells: Sequence[Text], widths: dict[int, int], width: int,
@@ -134,6 +133,12 @@ class Sheet:
             note.append(f"{said} " if said else "")
             note.append_text(value)
         if note.plain:
-            for line in note.wrap(console, max(1, width - INDENT)):
-                line.rstrip()
+            for line in _stripped(note.wrap(console, max(1, width - INDENT))):
                 yield Text.assemble(" " * INDENT, line)
+
+
+def _stripped(lines: Iterable[Text]) -> Iterable[Text]:
+    """Without the blanks at which the text was wrapped."""
+    for line in lines:
+        line.rstrip()
+        yield line
