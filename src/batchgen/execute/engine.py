@@ -72,8 +72,9 @@ class Engine:
         )
         self.group = join(settings.group, self.device)
         budget = HostBudget.find(settings.host_memory_bytes)
-        # ranks share one machine's memory, and what depends on it they must all do alike
-        budget.limit_bytes = self.group.least(budget.limit_bytes // self.group.size)
+        # what depends on the budget all ranks must do alike; where none was stated, each found what all of them share
+        found_alone = settings.host_memory_bytes is None
+        budget.limit_bytes = self.group.least(budget.limit_bytes // (self.group.size if found_alone else 1))
         self.residency = Residency(
             plan.modes, self.device, prefetch=plan.prefetch, host_budget=budget, emit=self.emit, worker=worker,
             fixed=[placement.component for placement in plan.placements if placement.by == "user"], keep_bytes=dict(plan.keep_bytes),
