@@ -13,7 +13,8 @@ from batchgen.cli.main import COMMANDS, load_command
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-LINES = sorted(set(re.findall(r"(?m)^(?:\$ )?(batchgen [a-z].*)$", README)) | set(re.findall(r"`(batchgen [a-z][^`]*)`", README)))
+BLOCKS = "\n".join(re.findall(r"(?ms)^```\n(.*?)^```", README))
+LINES = sorted({*re.findall(r"(?m)^(?:\$ )?(batchgen [a-z].*)$", BLOCKS), *re.findall(r"(?<!`)`(batchgen [a-z][^`]*)`(?!`)", README)})
 
 
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(([^)#]+)", README))))
