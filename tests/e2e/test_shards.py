@@ -7,20 +7,30 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 from commandline import batchgen, pixels, write_csv
 
 from batchgen.journal import Journal
 
+OPTIONS = ("--model", "builtin", "--batch-size", "1", "--quiet", "--num-images", "2")
+FOLDERS = [f"results/list-builtin-shard-{number}-of-3" for number in (1, 2, 3)]
+
+
+@pytest.fixture(scope="module")
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A list of sixteen rows, some of them equal, and its three shards."""
+    folder = tmp_path_factory.mktemp("shards")
+    rows = [{"prompt": f"a {name} circle", "width": "64", "height": "64", "steps": "2"} for name in ("red", "green", "blue", "red") * 4]
+    write_csv(folder / "list.csv", rows)
+    for number in (1, 2, 3):
+        said = batchgen("run", "list.csv", *OPTIONS, "--shard", f"{number}/3", folder=folder)
+        assert said.code == 0, said
+    return folder
+
 
 def test_three_shards_joined_are_one_run(tmp_path: Path) -> None:
-    rows = [{"prompt": f"a {name} circle", "width": "64", "height": "64", "steps": "2"} for name in ("red", "green", "blue", "red") * 4]
-    write_csv(tmp_path / "list.csv", rows)
-    options = ("--model", "builtin", "--batch-size", "1", "--quiet", "--num-images", "2")
+    options, folders = OPTIONS, FOLDERS
     assert batchgen("run", "list.csv", *options, "-o", "one", folder=tmp_path).code == 0
-    for number in (1, 2, 3):
-        said = batchgen("run", "list.csv", *options, "--shard", f"{number}/3", folder=tmp_path)
-        assert said.code == 0, said
-    folders = [f"results/list-builtin-shard-{number}-of-3" for number in (1, 2, 3)]
     counts = [len(list((tmp_path / folder / "outputs").iterdir())) for folder in folders]
     assert sum(counts) == 32
     assert all(counts)
@@ -46,18 +56,17 @@ def test_three_shards_joined_are_one_run(tmp_path: Path) -> None:
 
 
 def test_wrong_shards_are_refused_before_anything_is_made(tmp_path: Path) -> None:
-    (tmp_path / "list.csv").write_text("prompt\na ring\n")
-    run = ("run", "list.csv", "--model", "builtin", "--quiet", "-o", "out")
+    run = ("run", "list.csv", *OPTIONS, "-o", "out")
     for wrong in ("0/3", "4/3", "two", "1/0"):
         said = batchgen(*run, "--shard", wrong, folder=tmp_path)
         assert said.code == 2, said
         assert "--shard" in said.err
     assert not (tmp_path / "out").exists()
-    assert batchgen(*run, "--shard", "1/2", folder=tmp_path).code == 0  # whether its share holds the one job or none
-    for other in (("--shard", "2/2"), ()):
-        said = batchgen(*run, *other, folder=tmp_path)
+    for other in (("--shard", "2/3"), ()):
+        said = batchgen("run", "list.csv", *OPTIONS, *other, "-o", FOLDERS[0], folder=tmp_path)
         assert said.code == 2, said
-        assert "was begun with --shard 1/2" in said.err
-    said = batchgen("merge", "out", "-o", "all", folder=tmp_path)
+        assert "was begun with --shard 1/3" in said.err
+    said = batchgen("merge", *FOLDERS[:2], "-o", "some", folder=tmp_path)
     assert said.code == 2, said
-    assert "of 2 shards 2 is missing" in said.err
+    assert "of 3 shards 3 is missing" in said.err
+    assert not (tmp_path / "some").exists()
