@@ -118,3 +118,12 @@ def test_with_outputs_at_a_url_a_machine_needs_no_shared_folder(folder: RunFolde
     assert not fitted.spool_latents, "nobody else could read them"
     found.end()
     assert not Path(fitted.run_folder).exists()
+
+
+def test_workers_of_one_machine_share_its_memory(folder: RunFolder) -> None:
+    engine = replace(engine_settings(folder, {}), host_memory_bytes=2**30)
+    found = Place(FACTORY, ("cpu",), False, None, __version__, sharing=4)
+    share = found._fitted(setup(engine)).engine.host_memory_bytes
+    found.end()
+    assert share is not None
+    assert 0 <= share <= 2**28

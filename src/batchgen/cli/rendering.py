@@ -303,6 +303,7 @@ def _request(
 ) -> RunRequest:
     run = request.run
     devices = tuple(part.torch_name for part in facts.devices) if facts.platform == "cuda" and facts.plan.replicas > 1 else ()
+    workers_here = worker_count(request, facts) if run.engine == "local" else 1  # on a cluster each machine shares out its own
     groups = place.groups(facts) if place.groups is not None else facts.plan.groups if facts.plan.fsdp else ()
     return RunRequest(
         folder=folder, journal=journal, plan=facts.plan,
@@ -312,7 +313,7 @@ def _request(
         retry_failed=run.retry_failed, verify=run.verify,
         delivery=Delivery(store, folder.outputs, overwrite=run.overwrite) if store is not None else None,
         prewarmed=(worker,) if worker is not None else (), launcher=place.launcher(request, facts),
-        max_worker_bytes=None if run.host_memory_bytes is None else run.host_memory_bytes // worker_count(request, facts),
+        max_worker_bytes=None if run.host_memory_bytes is None else run.host_memory_bytes // workers_here,
         hang_seconds=HANG_SECONDS if run.job_timeout is None else run.job_timeout,
     )
 

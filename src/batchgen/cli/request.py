@@ -17,7 +17,7 @@ from batchgen.cli.settings import Resolved
 from batchgen.errors import UsageError
 from batchgen.execute.settings import EngineSettings, OutputSettings
 from batchgen.inventory import device, rules
-from batchgen.inventory.host import host_memory
+from batchgen.inventory.host import host_share
 from batchgen.inventory.loras import fingerprint
 from batchgen.inventory.model import ModelOptions
 from batchgen.inventory.prompt_limits import picture_inputs, prompt_limits, takes_negative_prompt
@@ -29,13 +29,11 @@ from batchgen.plan.records import Overrides, Plan
 from batchgen.report.plan_json import plan_object
 from batchgen.runfolder import RunFolder
 from batchgen.shards import Shard
-from batchgen.units import GIB
 
 RESULTS = Path("results")
 # What the stages take beside prompts; a model without a stage for one fails the job that brings it, with that reason.
 PICTURE_INPUTS = frozenset({"image", "last_image", "mask", "strength"})
 LORA_INPUT = frozenset({"lora"})
-HOST_RESERVE_BYTES = 2 * GIB  # left to the supervisor, the libraries and the rest of the machine
 LIBRARIES = ("torch", "diffusers", "transformers", "safetensors", "huggingface_hub", "tokenizers", "accelerate", "peft", "pillow", "numpy")
 
 
@@ -224,17 +222,6 @@ def processes(request: RenderRequest, facts: Facts) -> int:
     if request.run.engine != "local":
         return 1
     return worker_count(request, facts) * max(1, facts.plan.group_size)
-
-
-def host_share(stated_bytes: int | None, sharing: int, *, available_bytes: int | None = None) -> int | None:
-    """Host memory for each of the processes that share it: of what the user stated or what there is, whichever is less.
-
-    None: the only one finds out by itself. Settled once, before any of them has taken its own: each would find less than the one before.
-    """
-    if sharing <= 1:
-        return stated_bytes
-    there = max(0, (host_memory()[1] if available_bytes is None else available_bytes) - HOST_RESERVE_BYTES)
-    return (there if stated_bytes is None else min(stated_bytes, there)) // sharing
 
 
 def cpu_ranks(request: RenderRequest, platform: Platform, devices: tuple[DeviceFacts, ...]) -> tuple[DeviceFacts, ...]:

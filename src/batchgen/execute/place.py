@@ -22,6 +22,7 @@ from batchgen.errors import BatchgenError, ModelError, RunStoppedError
 from batchgen.events import Event, WorkerStopped
 from batchgen.execute.launch import LocalLauncher, Message
 from batchgen.execute.settings import EngineSettings, WorkerSetup
+from batchgen.inventory.host import host_share
 from batchgen.inventory.model import resolve
 from batchgen.inventory.options import ModelOptions
 from batchgen.inventory.records import Platform
@@ -49,11 +50,17 @@ class Ending:
 class Place:
     """Mutable; one worker, or one group of ranks, for one seat. Called from several threads at once."""
 
-    def __init__(self, factory: str, group: Sequence[str], cfg_parallel: bool, model: ModelSource | None, version: str) -> None:
-        """Starts the worker. Raises RunStoppedError where this machine has another version of batchgen."""
+    def __init__(
+        self, factory: str, group: Sequence[str], cfg_parallel: bool, model: ModelSource | None, version: str, *, sharing: int = 1
+    ) -> None:
+        """Starts the worker. `sharing`: worker processes that may stand on this machine, and share its memory.
+
+        Raises RunStoppedError where this machine has another version of batchgen.
+        """
         if version != __version__:
             raise RunStoppedError(f"{socket.gethostname()} has batchgen {__version__}, and the run is of {version}: install the same one")
         self._model = model
+        self._sharing = sharing
         self._own: Path | None = None  # a run folder of this machine's own
         self._worker = LocalLauncher(factory, 1, cfg_parallel=cfg_parallel).start(group)
         self._taken = 0  # number of the last message
@@ -139,6 +146,7 @@ class Place:
                     hint="With --engine ray, -o names a folder that all machines share, or a URL.",
                 )
             engine = self._with_own_folder(engine)
+        engine = replace(engine, host_memory_bytes=host_share(engine.host_memory_bytes, self._sharing))
         return replace(setup, engine=self._with_own_model(engine))
 
     def _with_own_folder(self, engine: EngineSettings) -> EngineSettings:

@@ -138,7 +138,12 @@ def _first_line(error: BaseException) -> str:
 
 
 class _Actor(Place):
-    """A place that knows which of the cluster's machines it is on."""
+    """A place that knows which of the cluster's machines it is on, and how many worker processes that has room for."""
+
+    def __init__(self, per_process: Mapping[str, float], *args: Any) -> None:
+        """`per_process`: what one worker process holds of the machine's resources; the rest as Place."""
+        own: Mapping[str, float] = next((node["Resources"] for node in _nodes() if node["NodeID"] == self.node()), {})
+        super().__init__(*args, sharing=max(1, *(int(own.get(name, 0.0) / amount) for name, amount in per_process.items())))
 
     def node(self) -> str:
         found: str = ray.get_runtime_context().get_node_id()
@@ -167,7 +172,9 @@ class RayLauncher:
     def start(self, group: Sequence[str]) -> RayWorker:
         needs: dict[str, float] = {"num_gpus": self._gpus, "num_cpus": 0} if self._gpus else {"num_cpus": self._cpus}
         make = ray.remote(_Actor).options(max_concurrency=_CALLS, max_restarts=0, scheduling_strategy="SPREAD", **needs)
-        worker = RayWorker(make.remote(self._factory, tuple(group), self._cfg_parallel, self._model, __version__))
+        # on processors there is one worker a machine, if nobody says otherwise
+        per_process = {"GPU": 1.0} if self._gpus else {"CPU": float(self._cpus)} if self._most is not None else {"CPU": math.inf}
+        worker = RayWorker(make.remote(per_process, self._factory, tuple(group), self._cfg_parallel, self._model, __version__))
         self._started = [other for other in self._started if not other.closed] + [worker]
         return worker
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+RESERVE_BYTES = 2 * 2**30  # left to the supervisor, the libraries and the rest of the machine
 _UNLIMITED = 2**60  # cgroup v1 writes a huge number where there is no limit
 
 
@@ -15,6 +16,17 @@ def host_memory(root: Path = Path("/")) -> tuple[int, int]:
         total = min(total, limit)
         available = min(available, max(limit - used, 0))
     return total, available
+
+
+def host_share(stated_bytes: int | None, sharing: int, *, available_bytes: int | None = None) -> int | None:
+    """Host memory for each of the processes that share it: of what the user stated or what there is, whichever is less.
+
+    None: the only one finds out by itself. Settled once, before any of them has taken its own: each would find less than the one before.
+    """
+    if sharing <= 1:
+        return stated_bytes
+    there = max(0, (host_memory()[1] if available_bytes is None else available_bytes) - RESERVE_BYTES)
+    return (there if stated_bytes is None else min(stated_bytes, there)) // sharing
 
 
 def _machine_memory(root: Path) -> tuple[int, int]:

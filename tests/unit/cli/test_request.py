@@ -13,12 +13,12 @@ from batchgen.cli.request import (
     default_folder,
     engine_pixels,
     engine_settings,
-    host_share,
     manifest_options,
     pixel_settings,
     with_profile,
 )
 from batchgen.cli.run_options import RunOptions
+from batchgen.inventory.host import host_share
 from batchgen.inventory.model import ModelOptions
 from batchgen.inventory.records import ComponentFacts, DeviceFacts, ModelFacts, Profile
 from batchgen.manifest.options import JobDefaults, ManifestOptions
