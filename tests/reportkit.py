@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sqlite3
 from collections.abc import Sequence
@@ -48,7 +49,7 @@ def job(number: int, prompt: str, *, output: str | None = None, **more: object) 
 def finished_run(
     path: Path, prompts: Sequence[str], *, failed: Sequence[int] = (), clips: Sequence[int] = (), reason: str = REASON,
 ) -> RunFolder:
-    """A run folder whose jobs are done but for those in `failed`; `clips` have an MP4's name (and are none)."""
+    """A run folder whose jobs are done but for those in `failed`; those in `clips` are MP4s."""
     folder = RunFolder(path.absolute())
     folder.prepare()
     folder.run_json.write_text(json.dumps({"model": {"source": "builtin", "revision": "0" * 40}, "plan": PLAN}))
@@ -99,13 +100,25 @@ def _windows(db: sqlite3.Connection, run: int, worker: int, at: float, end: floa
         window += 1
 
 
+def _clip(path: Path) -> tuple[int, str]:
+    """Half a second of a moving bar; where there is no encoder, bytes that are no clip."""
+    if importlib.util.find_spec("av") is None:
+        path.write_bytes(b"\0" * 64)
+        return 64, "0" * 64
+    from batchgen.outputs.video import write_video
+
+    frames = np.zeros((8, 64, 64, 3), np.uint8)
+    for number in range(8):
+        frames[number, :, 8 * number : 8 * number + 8] = 255
+    return write_video(frames, path, {"prompt": "a bar"}, fps=16.0)
+
+
 def _ended(folder: RunFolder, item: Job, reason: str | None) -> Event:
     if reason is not None:
         return JobFailed(0, item.key, "non-finite", "denoise", reason)
     path = folder.outputs / item.output
     if path.suffix == ".mp4":
-        path.write_bytes(b"\0" * 64)
-        size, sha = 64, "0" * 64
+        size, sha = _clip(path)
     else:
         pixels = np.full((64, 64, 3), (item.index * 40 % 256, 120, 200), np.uint8)
         size, sha = write_image(pixels, path, {"prompt": item.prompt}, "png", {})

@@ -18,7 +18,7 @@ def attach(command: click.Command) -> None:
     """Gives the command's parameters their completers, by what they are called."""
     for parameter in command.params:
         completer = _COMPLETERS.get(parameter.name or "")
-        if parameter.name == "folder" and isinstance(parameter, click.Argument):
+        if parameter.name in ("folder", "folders") and isinstance(parameter, click.Argument):
             completer = _run_folders
         if completer is not None:
             # click's documented hook of a parameter made without one

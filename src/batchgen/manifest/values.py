@@ -15,8 +15,7 @@ INT_LIMIT = 2**31 - 1  # what a tensor dimension can hold
 _INTEGER = re.compile(r"[+-]?[0-9]+(\.0*)?")
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)")
 _EXPONENT = re.compile(_NUMBER.pattern + r"e[+-]?[0-9]+", re.IGNORECASE)
-# Of guidance, frame rates and the like: what is larger is a slip, and half precision ends at 65,504.
-NUMBER_LIMIT = 1000.0
+NUMBER_LIMIT = 3.4028234663852886e38  # what float32, in which models compute, can hold
 _COMMA_NUMBER = re.compile(r"[+-]?[0-9]+,[0-9]+")
 _SIZE = re.compile(r"\s*([0-9]{1,10})\s*[xX\u00d7]\s*([0-9]{1,10})\s*")
 
@@ -115,12 +114,14 @@ def number(cell: object, *, low: float = 0.0, high: float = NUMBER_LIMIT, decima
             raise Problem("is not a number here: a decimal comma counts only in files with ; between columns", "write a point", "number")
         digits = digits.replace(",", ".")
     if _EXPONENT.fullmatch(digits) and not isinstance(cell, float):
-        raise Problem("is written with an exponent", f"write it out, like 7.5; {high:g} at most", "number")
+        raise Problem("is written with an exponent", "write it out, like 7.5", "number")
     if not _NUMBER.fullmatch(digits) and not (isinstance(cell, float) and math.isfinite(cell)):
         raise Problem("is not a number", "write it like 7.5", "number")
     value = float(digits)
     if not low <= value <= high or not math.isfinite(value):
-        span = f"{low:g} or more" if math.isinf(high) else f"{low:g} ... {high:g}"
+        if value > high == NUMBER_LIMIT:
+            raise Problem("is larger than any number a model computes with", f"write a number of {low:g} or more, like 7.5", "range")
+        span = f"{low:g} or more" if high == NUMBER_LIMIT else f"{low:g} ... {high:g}"
         raise Problem(f"is outside {span}", f"write a number of {span}", "range")
     return value + 0.0  # -0.0 is 0.0: both must be one identity
 

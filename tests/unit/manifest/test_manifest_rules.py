@@ -318,14 +318,15 @@ def test_blank_rows_are_counted(tmp_path: Path) -> None:
 
 OUTSIDE = [
     ("an exponent says how to write it", "csv", "1e38", "number", "is written with an exponent"),
-    ("a guidance beyond sense", "csv", "1001", "range", "is outside 0 ... 1000"),
-    ("the same from JSON", "jsonl", "1e38", "range", "is outside 0 ... 1000"),
-    ("the largest there is", "csv", "1000", None, ""),
+    ("more than float32 holds", "csv", "4" + 38 * "0", "range", "is larger than any number a model computes with"),
+    ("the same from JSON", "jsonl", "4e38", "range", "is larger than any number a model computes with"),
+    ("what float32 holds, if no model means it", "csv", "3" + 38 * "0", None, ""),
+    ("the same from JSON, where exponents are plain", "jsonl", "3e38", None, ""),
 ]
 
 
 @pytest.mark.parametrize(("kind", "value", "fault", "message"), [row[1:] for row in OUTSIDE], ids=[row[0] for row in OUTSIDE])
-def test_a_guidance_that_no_model_means(tmp_path: Path, kind: str, value: str, fault: str | None, message: str) -> None:
+def test_a_guidance_that_no_model_can_compute_with(tmp_path: Path, kind: str, value: str, fault: str | None, message: str) -> None:
     text = f"prompt,guidance\na,{value}\n" if kind == "csv" else f'{{"prompt": "a", "guidance": {value}}}\n'
     path = write(tmp_path / f"a.{kind}", text)
     found = faults_of(path) if fault else []
