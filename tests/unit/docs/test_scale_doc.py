@@ -49,5 +49,5 @@ def test_what_was_measured_on_a_cluster_is_the_records() -> None:
 
 def test_every_way_has_a_section() -> None:
     assert re.findall(r"^## (.+)$", DOC, re.MULTILINE) == [
-        "One card", "Eight cards", "Slurm, and other job arrays", "Ray", "Outputs in a store", "What was measured",
+        "One card", "Eight cards", "A model that no card holds", "Slurm, and other job arrays", "Ray", "Outputs in a store", "What was measured",
     ]
