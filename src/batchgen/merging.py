@@ -26,6 +26,7 @@ from batchgen.outputs.store import Store
 from batchgen.runfolder import RunFolder, pixel_diff
 from batchgen.runlock import is_alive, read_holder
 from batchgen.shards import Shard
+from batchgen.units import counted
 
 _CHUNK = 500
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES)
@@ -63,12 +64,13 @@ class Merged:
 
     @property
     def lines(self) -> list[str]:
-        said = [f"{self.linked} outputs linked, {self.copied} copied, {self.kept} already there"]
+        said = [f"{counted(self.linked, 'output')} linked, {self.copied} copied, {self.kept} already there"]
         if self.renamed:
             old, new = self.renamed[0]
-            said.append(f"{len(self.renamed)} outputs renamed, as another shard has their name: {old} -> {new}")
+            said.append(f"{counted(len(self.renamed), 'output')} renamed, as another shard has the name: {old} -> {new}")
         if self.redone:
-            said.append(f"{len(self.redone)} outputs missing or changed in their shard, to be rendered again: {', '.join(self.redone[:3])}")
+            names = ", ".join(self.redone[:3])
+            said.append(f"{counted(len(self.redone), 'output')} missing or changed in their shard, to be rendered again: {names}")
         return said
 
 

@@ -22,6 +22,7 @@ from batchgen.outputs.metadata import read_settings
 from batchgen.outputs.space import SpaceForecast, forecast
 from batchgen.outputs.whole import condition, judge
 from batchgen.runfolder import RunFolder
+from batchgen.units import counted
 
 RECENT_SECONDS = 60.0  # of the time before a crash: what a power cut may have torn
 _SHOWN = 10
@@ -47,11 +48,11 @@ class Reconciled:
         if self.recovered:
             said.append(f"journal begun anew: {self.recovered} finished outputs found by their own metadata")
         if self.adopted:
-            said.append(f"{len(self.adopted)} outputs adopted that the journal did not know as done")
+            said.append(f"{counted(len(self.adopted), 'output')} adopted that the journal did not know as done")
         if self.redone:
-            said.append(f"{len(self.redone)} outputs missing, changed or damaged, to be rendered again: {_some(self.redone)}")
+            said.append(f"{counted(len(self.redone), 'output')} missing, changed or damaged, to be rendered again: {_some(self.redone)}")
         if self.moved_aside:
-            said.append(f"{len(self.moved_aside)} files moved to aside/: {_some(self.moved_aside)}")
+            said.append(f"{counted(len(self.moved_aside), 'file')} moved to aside/: {_some(self.moved_aside)}")
         return said
 
 
@@ -155,8 +156,9 @@ def _check_pending(folder: RunFolder, journal: Journal, found: Reconciled, overw
     if foreign:
         shown = "\n".join(f"  {folder.outputs / name}" for name in foreign[:_SHOWN])
         more = f"\n  ... and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else ""
+        stand = counted(len(foreign), "file stands", "files stand")
         raise RefusedError(
-            f"{len(foreign)} files stand where pictures of this run would go, and are not batchgen's for these jobs:\n{shown}{more}",
+            f"{stand} where pictures of this run would go, made by no job of it:\n{shown}{more}",
             hint="Move them away, use --overwrite to replace them, or --new to start beside this folder.",
         )
     journal.record(adopted)

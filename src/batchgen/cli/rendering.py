@@ -61,7 +61,7 @@ from batchgen.report.safe import printable
 from batchgen.report.summary import Summary
 from batchgen.runfolder import RunFolder
 from batchgen.shards import Shard
-from batchgen.units import size_text
+from batchgen.units import counted, size_text
 
 SMALL_SHARE = 8  # on the CPU: a model whose weights fit this many times is not rehearsed
 SMALL_PIXELS = 2**22  # ... unless a job of the list is larger than this: then its activations decide
@@ -127,7 +127,8 @@ def render(request: RenderRequest, worker: WorkerProcess | None = None) -> Outco
         taken = journal.ingest(_jobs(path, options, run.shard), complete=run.limit is None, mark=_mark(path, options, run.shard))
         journal.set_skipped((row.row, None, row.reason) for row in checked.skipped)
         if taken.vanished:
-            note(f"{taken.vanished} jobs of an earlier manifest are no longer in it; their pictures are kept")
+            gone = counted(taken.vanished, "job of an earlier manifest is", "jobs of an earlier manifest are")
+            note(f"{gone} no longer in it; what was rendered is kept")
         room = space(folder, journal, image_format=request.run.image_format, video_format=request.run.video_format)
         if room.warning is not None and store is None:
             note(room.warning)
@@ -288,7 +289,8 @@ def _carry_out(
     learn_from(facts, summary)
     if result.stopped_by is not None:
         left = result.counts["pending"]
-        print(f"stopped by --{result.stopped_by}; {left} jobs are left. The same command goes on from here.", file=sys.stderr)
+        rest = counted(left, "job is", "jobs are")
+        print(f"stopped by --{result.stopped_by}; {rest} left. The same command goes on from here.", file=sys.stderr)
     return Outcome(folder, result, summary, facts, len(journal.skipped()))
 
 

@@ -14,7 +14,7 @@ from batchgen.outputs.delivery import Delivery
 from batchgen.plan.records import Plan
 from batchgen.reconcile import Reconciled
 from batchgen.runfolder import RunFolder
-from batchgen.units import size_text
+from batchgen.units import counted, size_text
 
 HANG_SECONDS = 3600.0
 _BATCHES_A_WINDOW = 8
@@ -82,9 +82,9 @@ class RunResult:
         """For people: what the workers went through, where it is worth saying."""
         said = []
         if self.deaths:
-            said.append(f"workers died {self.deaths} times and were started again; their logs are in logs/")
+            said.append(f"{counted(self.deaths, 'time')} a worker died and was started again; their logs are in logs/")
         if self.replaced:
-            said.append(f"{self.replaced} workers had grown and were replaced between windows")
+            said.append(f"{counted(self.replaced, 'worker had grown and was', 'workers had grown and were')} replaced between windows")
         for worker in self.memory:
             slope = worker.slope_bytes_per_hour
             # Less than a tenth of itself an hour is the allocator's to and fro.

@@ -44,6 +44,7 @@ from batchgen.outputs.files import sweep_after
 from batchgen.outputs.whole import judge
 from batchgen.reconcile import Reconciled, adoption, reconcile
 from batchgen.remotecheck import reconcile_remote
+from batchgen.units import counted
 
 __all__ = ["HANG_SECONDS", "RunRequest", "RunResult", "Supervisor", "WorkerMemory", "run_jobs", "window_sizes"]
 
@@ -221,7 +222,8 @@ class Supervisor:
             self._error = self._error or error
         if self._error is None and signals.received and (left := self.journal.counts()["pending"]):
             self._error = InterruptedRunError(
-                signals.received[0], f"stopped by {signals.received[0]}; {left} jobs are left. The same command goes on from here.",
+                signals.received[0],
+                f"stopped by {signals.received[0]}; {counted(left, 'job is', 'jobs are')} left. The same command goes on from here.",
             )
 
     # --- one turn of the loop -------------------------------------------------------------------------------------

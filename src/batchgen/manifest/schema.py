@@ -17,6 +17,7 @@ from batchgen.manifest.options import INPUTS, ManifestOptions
 from batchgen.manifest.pictures import picture_problem
 from batchgen.manifest.rows import Cells
 from batchgen.manifest.sizes import Misfit, misfits
+from batchgen.units import counted
 
 SETTINGS = ("negative_prompt", "width", "height", "steps", "guidance", "true_cfg_scale", "num_frames", "fps", "strength", "lora")
 SHAPE_SETTINGS = ("width", "height", "num_frames", "fps", "steps", "guidance", "true_cfg_scale", "strength", "lora")
@@ -158,7 +159,7 @@ class RowReader:
 
     def _too_long(self, layout: Layout, line: int, cells: Cells) -> Fault:
         surplus = ", ".join(str(cell) for cell in cells[len(layout.header) :])
-        message = f"{len(cells)} fields under {len(layout.header)} columns; too many"
+        message = f"{counted(len(cells), 'field')} under {counted(len(layout.header), 'column')}; too many"
         fix = "put text that holds the delimiter in quotes, or use a .txt file for bare prompts"
         return Fault(self.name, line, None, values.shown(surplus), message, fix, "too-many-fields")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from batchgen.jobs import Job
-from batchgen.units import size_text
+from batchgen.units import counted, size_text
 
 # Bytes a pixel. PNG: photographs of a megapixel take 1.2 to 2 bytes, noise 3; the others at the qualities written here.
 _BYTES_PER_PIXEL = {"png": 2.0, "jpeg": 0.7, "webp": 0.5, "avif": 0.4, "mp4": 0.25}
@@ -40,8 +40,9 @@ class SpaceForecast:
         if self.enough:
             return None
         by = "going by this run's outputs so far" if self.measured else "going by their sizes"
+        need = counted(self.jobs, "output is to come and needs", "outputs are to come and need")
         return (
-            f"the {self.jobs} outputs to come need about {size_text(self.needed_bytes)}, {by}, and {size_text(self.free_bytes)} are free: "
+            f"{need} about {size_text(self.needed_bytes)}, {by}, and {size_text(self.free_bytes)} are free: "
             "the run will stop in good order when the disk is full, and go on when there is space"
         )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from batchgen.plan.records import Plan, StagePlan
 from batchgen.report.plan_text import plain
 from batchgen.report.sheet import Column, Sheet
-from batchgen.units import duration_text, size_text
+from batchgen.units import counted, duration_text, size_text
 
 
 def stages_table(plan: Plan) -> Sheet:
@@ -43,9 +43,9 @@ def night_lines(plan: Plan) -> list[str]:
     jobs = int(night.get("jobs") or 0)
     assumed = " (assumed; a manifest or --jobs says how many)" if _assumed(plan) else ""
     if said.seconds is not None and said.seconds > 0:
-        lines.append(f"{jobs} jobs{assumed}: {duration_text(said.seconds)}, {jobs / said.seconds * 3600:.0f} an hour, predicted")
+        lines.append(f"{counted(jobs, 'job')}{assumed}: {duration_text(said.seconds)}, {jobs / said.seconds * 3600:.0f} an hour, predicted")
     else:
-        lines.append(f"{jobs} jobs{assumed}; no rates are known for this device, so no time is predicted")
+        lines.append(f"{counted(jobs, 'job')}{assumed}; no rates are known for this device, so no time is predicted")
     lines.append(
         f"windows of {plan.window}; {size_text(said.bytes_moved)} moved; peak {size_text(said.peak_device_bytes)} on the device, "
         f"{size_text(said.host_bytes)} in host memory"

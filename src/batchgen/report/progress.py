@@ -31,7 +31,7 @@ from batchgen.events import (
     WorkerReplaced,
     WorkerStopped,
 )
-from batchgen.units import duration_text, size_text
+from batchgen.units import counted, duration_text, size_text
 
 
 class Pace:
@@ -111,7 +111,7 @@ def _worker_note(event: Event) -> str | None:
         case WorkerStopped() if event.fatal is not None:
             return f"worker {event.worker} stopped: {event.fatal}"
         case WorkerDied():
-            blamed = f", with {len(event.keys)} jobs in {event.stage or 'work'}" if event.keys else ""
+            blamed = f", with {counted(len(event.keys), 'job')} in {event.stage or 'work'}" if event.keys else ""
             return f"worker {event.worker} died{blamed}: {event.cause}"
         case WorkerReplaced():
             return f"worker {event.worker} had grown to {size_text(event.rss_bytes)} and is replaced"

@@ -14,7 +14,7 @@ from typing import Any
 from batchgen.journal import Journal
 from batchgen.report.data import ReportData, collect
 from batchgen.runfolder import RunFolder
-from batchgen.units import size_text
+from batchgen.units import counted, size_text
 
 _CHUNK = 5000
 
@@ -66,7 +66,7 @@ def _object(data: ReportData) -> dict[str, Any]:
 def _markdown(data: ReportData) -> Iterator[str]:
     yield f"# {_plain(data.folder.path.name)}\n\n"
     counts = ", ".join(f"{count} {state}" for state, count in data.counts.items() if count)
-    yield f"{_plain(data.model)}, {data.total} jobs: {counts}\n"
+    yield f"{_plain(data.model)}, {counted(data.total, 'job')}: {counts}\n"
     if data.failures:
         yield "\n## Failures\n\n| jobs | kind | stage | reason |\n|---:|---|---|---|\n"
         for group in data.failures:
