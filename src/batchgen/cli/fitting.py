@@ -70,7 +70,7 @@ def rehearse_and_fit(
         return _unrehearsed(plan, "the model is known by its sizes only, without configs")
     played, workload = _to_play(shapes)
     request = rehearsal_request(facts.model, played, shapes.tokens, trust_remote_code=trust_remote_code)
-    options = _with_rates(options, facts)
+    options = replace(_with_rates(options, facts), whole=_why_whole(facts.model, loras))
 
     def play(asked: dict[str, Any]) -> Rehearsed:
         found = _sized_as_stored(rehearsal(Path(facts.model.folder or ""), asked, note=note), facts.model)
@@ -167,6 +167,18 @@ def _with_rates(options: FitOptions, facts: PlanFacts) -> FitOptions:
     name = next(device.name for device in facts.devices if catalogue.rates_of(device.name) == slowest)
     shown = learned.efficiencies(cache.cache_dir(os.environ), name, facts.model.pipeline_class or "")
     return replace(options, rates=slowest, learned=tuple(shown.items()))
+
+
+def _why_whole(model: ModelFacts, loras: Sequence[LoraFile]) -> str:
+    """What keeps the denoiser from being cut over devices: each rank reads rows of its files, and nothing may change its blocks."""
+    if loras:
+        return "adapters (--lora) change its blocks"
+    for part in filter(lambda part: is_dit(part.name), model.components):
+        if part.pickle:
+            return f"the weights of {part.name} are pickles"
+        if "quantization_config" in component_config(Path(model.folder or ""), part.name):
+            return f"the weights of {part.name} are quantised"
+    return ""
 
 
 def _sized_as_stored(rehearsed: Rehearsed, model: ModelFacts) -> Rehearsed:

@@ -32,6 +32,7 @@ class FitOptions:
     host_available_bytes: int | None = None
     rates: DeviceRates | None = None
     learned: tuple[tuple[str, float], ...] = ()  # stage -> efficiency shown by runs on this machine
+    whole: str = ""  # why the dit cannot be cut over devices; "" where it can
 
 
 def fit_plan(plan: Plan, facts: PlanFacts, rehearsed: Rehearsed, workload: Workload, options: FitOptions) -> Plan:
@@ -46,9 +47,9 @@ def fit_plan(plan: Plan, facts: PlanFacts, rehearsed: Rehearsed, workload: Workl
     decisions = [_facts_decision(plan, night, rehearsed)]
     given = Layout(plan.modes, rehearsed, plan.prefetch, {}, plan.group_size, 2 if plan.cfg_parallel else 1)
     tiled_night = replace(night, stages=_tiled(stages)) if any(stage.tiled for stage in stages) else None
-    found = use_devices(plan, facts, given, night, decisions)
+    found = use_devices(plan, facts, given, night, decisions, whole=options.whole)
     if found is None and tiled_night is not None:
-        found = use_devices(plan, facts, given, tiled_night, decisions)
+        found = use_devices(plan, facts, given, tiled_night, decisions, whole=options.whole)
         if found is not None:
             night, found = tiled_night, replace(found, tiled=True)
             decisions.append(_tiling_decision(plain, found, night))

@@ -40,12 +40,17 @@ class _Use:
         return self.found.moved * (self.found.layout.shards if self.found.layout.shards > 1 else 1) + self.found.gathered
 
 
-def use_devices(plan: Plan, facts: PlanFacts, given: Layout, night: Night, decisions: list[Decision]) -> Candidate | None:
-    """The placements that are carried out on each replica or group; None where nothing fits."""
+def use_devices(
+    plan: Plan, facts: PlanFacts, given: Layout, night: Night, decisions: list[Decision], *, whole: str = ""
+) -> Candidate | None:
+    """The placements that are carried out on each replica or group; None where nothing fits. `whole`: why the dit cannot be cut."""
     automatic = facts.overrides.performance_mode == "auto" and facts.platform == "cuda"
     if plan.fsdp:
         if automatic and facts.overrides.fsdp is None and not facts.overrides.cfg_parallel and facts.overrides.group_size is None:
-            alone = _alone(plan, given, night)
+            if whole:
+                decisions.append(Decision.of("fit", "fsdp", "no", f"The dit is not sharded: {whole}.", {"devices": len(facts.devices)}))
+                return least_moved(plan, _unsharded(given), night, ORDER)
+            alone = least_moved(plan, _unsharded(given), night, ("resident", "component-offload"))
             if alone is not None:
                 text = f"A replica fits on each of {len(facts.devices)} devices without streaming, so nothing is sharded."
                 numbers: dict[str, Number] = {"devices": len(facts.devices), "moved_bytes": alone.moved}
@@ -55,7 +60,7 @@ def use_devices(plan: Plan, facts: PlanFacts, given: Layout, night: Night, decis
     found = least_moved(plan, given, night, ORDER) if automatic else candidate(given, night)
     if not automatic or len(facts.devices) < 2:
         return found
-    return _weighed(plan, facts, given, night, found, decisions)
+    return _weighed(plan, facts, given, night, found, decisions, whole)
 
 
 def groups_text(number: int, size: int) -> str:
@@ -68,10 +73,10 @@ def branches_decision(size: int, replicas: int) -> Decision:
     return Decision.of("cfg-parallel", "cfg-parallel", "yes", text, {"group_size": size, "replicas": replicas})
 
 
-def _alone(plan: Plan, given: Layout, night: Night) -> Candidate | None:
-    """A replica without streams, on the memory of one device."""
+def _unsharded(given: Layout) -> Layout:
+    """The same on one device alone."""
     modes: dict[str, Mode] = {name: "resident" if mode == "fsdp" else mode for name, mode in given.modes.items()}
-    return least_moved(plan, replace(given, modes=modes, shards=1), night, ("resident", "component-offload"))
+    return replace(given, modes=modes, shards=1)
 
 
 def _smallest_group(
@@ -101,10 +106,10 @@ def _numbers(facts: PlanFacts, found: Candidate) -> dict[str, Number]:
 
 
 def _weighed(
-    plan: Plan, facts: PlanFacts, given: Layout, night: Night, alone: Candidate | None, decisions: list[Decision]
+    plan: Plan, facts: PlanFacts, given: Layout, night: Night, alone: Candidate | None, decisions: list[Decision], whole: str
 ) -> Candidate | None:
     """Replicas that stream their dit against groups that hold it: by predicted time, else by bytes moved."""
-    obstacle = _no_group(plan, facts, given, alone)
+    obstacle = _no_group(plan, facts, given, alone) or whole or None
     if obstacle is not None:
         if alone is not None:
             text = f"{len(facts.devices)} replicas, nothing sharded: {obstacle}."

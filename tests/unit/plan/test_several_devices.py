@@ -124,6 +124,16 @@ def test_what_the_user_said_of_the_dit_is_kept(more: dict[str, object]) -> None:
     assert not plan.fsdp
 
 
+def test_a_dit_that_cannot_be_cut_streams_on_every_device_and_the_reason_is_told() -> None:
+    whole = FitOptions(rates=SLOW_HOST, whole="adapters (--lora) change its blocks")
+    plan = fitted(rehearsed(), 40, count=2, batch_size=1, options=whole, component_residency="text_encoder=resident")
+    assert (plan.fsdp, plan.replicas) == (False, 2)
+    assert "adapters (--lora) change its blocks" in told(plan, "several-devices", "replicas")[1]
+    ruled = fitted(rehearsed(), 30, count=2, batch_size=1, options=whole, profile=SHARDING)
+    assert (ruled.fsdp, ruled.replicas) == (False, 2)
+    assert "adapters (--lora) change its blocks" in told(ruled, "fit", "fsdp")[1]
+
+
 def test_automatic_sharding_stays_where_cfg_parallel_is_asked_for() -> None:
     plain = fitted(rehearsed(), 60, count=2, profile=SHARDING)
     assert not plain.fsdp
