@@ -3,8 +3,8 @@
     python tools/bench/plan_first.py [--rounds N]
 
 The first plan rehearses the full-size model without weights; the second reads the rehearsal from the cache and loads no torch. CPU
-seconds (user + system) of a process and its children, the least of N rounds, interleaved so that a busy moment hits all alike;
-bytecode is cached beforehand. Aim: the first under 15 seconds of one core. Writes results/benchmarks/plan_first.json.
+seconds (user + system) of a process and its children, the least of N rounds, interleaved so that a busy moment hits all alike. Aim: the
+first under 15 seconds of one core. Writes results/benchmarks/plan_first.json.
 """
 
 from __future__ import annotations
@@ -51,18 +51,12 @@ def cpu_seconds(arguments: list[str], environment: dict[str, str]) -> float:
 def measure(rounds: int) -> dict[str, float]:
     """Least CPU seconds of each."""
     with tempfile.TemporaryDirectory() as place:
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        environment |= {
-            "PYTHONPYCACHEPREFIX": f"{place}/bytecode", "HF_HUB_OFFLINE": "1", "HF_HOME": f"{place}/hub", "OMP_NUM_THREADS": "1",
-            "MKL_NUM_THREADS": "1",
-        }  # fmt: skip
+        environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": f"{place}/hub", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         times: dict[str, list[float]] = {"base": [], "pipeline": [], "first": [], "second": []}
-        for number in range(rounds + 1):
+        for number in range(rounds):
             environment["BATCHGEN_CACHE"] = f"{place}/cache {number}"
             for name, code in (("base", BASE), ("pipeline", PIPELINE), ("first", TOLD), ("second", TOLD)):
-                took = cpu_seconds(["-c", code], environment)
-                if number:  # the first round makes the bytecode
-                    times[name].append(took)
+                times[name].append(cpu_seconds(["-c", code], environment))
     return {name: min(found) for name, found in times.items()}
 
 

@@ -148,32 +148,15 @@ def rehearse(
     """Profiles of every stage at every shape, at as many of the batch sizes as tell the others. `tiled`: decodes in tiles as well."""
     with hollow.small_collections():
         rehearsal = hollow_rehearsal(path, dtypes, tokens=tokens, trust_remote_code=trust_remote_code, inputs=block_names(shapes[0].inputs))
-        roads = {shapes[0].inputs: rehearsal}
+        roads = _Roads(rehearsal, dtypes, prompt or PROMPT, {shapes[0].inputs: rehearsal})
         profiles: dict[StageProfile, None] = {}
-        pictured: list[ShapeKey] = []
         for shape in shapes:
-            road = roads.get(shape.inputs) or roads.setdefault(shape.inputs, on_road(rehearsal, dtypes, shape.inputs))
-            try:
-                played = play_batches(road, job_of(shape, prompt or PROMPT), batches)
-            except Exception:
-                if shape.inputs:
-                    raise
-                # editors of pictures can do nothing without one; where that is not what was lacking, the first error is told
-                with_picture = roads.get(_PICTURE) or roads.setdefault(_PICTURE, on_road(rehearsal, dtypes, _PICTURE))
-                try:
-                    played = play_batches(with_picture, job_of(replace(shape, inputs=_PICTURE), prompt or PROMPT), batches)
-                except Exception:  # noqa: BLE001
-                    played = None
-                if played is None:
-                    raise
-                pictured.append(shape)
-            profiles.update({replace(profile, shape=shape.text): None for batch in played for profile in batch})
+            for played in roads.play(shape, batches):
+                profiles.update(dict.fromkeys(played))
         if tiled and tile(rehearsal):
             for shape in shapes:
-                inputs = _PICTURE if shape in pictured else shape.inputs
-                for profile in play(roads[inputs], job_of(replace(shape, inputs=inputs), prompt or PROMPT), 1):
-                    if profile.stage in (DECODE, PIPELINE):
-                        profiles[replace(profile, shape=shape.text, tiled=True)] = None
+                (played,) = roads.play(shape, [1])
+                profiles.update({replace(profile, tiled=True): None for profile in played if profile.stage in (DECODE, PIPELINE)})
     components = tuple(
         RehearsedComponent(
             name, rehearsal.weights[name], rehearsal.weights[name] - sum(rehearsal.blocks[name]), rehearsal.blocks[name],
@@ -181,8 +164,44 @@ def rehearse(
         for name in rehearsal.weights
     )
     notes = [f"{name}: a stand-in of {tokens} tokens, for its files are not here" for name in rehearsal.stood_in]
-    notes += [f"{shape.text}: with a blank picture of that size, for the model does nothing without one" for shape in pictured]
+    notes += [f"{shape.text}: with a blank picture of that size, for the model does nothing without one" for shape in roads.pictured]
     return Rehearsed(components, tuple(profiles), tuple(notes))
+
+
+@dataclass(slots=True)
+class _Roads:
+    """The roads that a list's shapes take, over the same hollow components."""
+
+    rehearsal: Rehearsal
+    dtypes: Mapping[str, str]
+    prompt: str
+    made: dict[tuple[str, ...], Rehearsal]
+    pictured: list[ShapeKey] = field(default_factory=list)  # shapes without pictures that were played with one
+
+    def play(self, shape: ShapeKey, batches: Sequence[int]) -> list[tuple[StageProfile, ...]]:
+        """Profiles at these batch sizes. Editors of pictures do nothing without one: they get a blank one."""
+        if shape in self.pictured:
+            return self._played(shape, _PICTURE, batches)
+        try:
+            return self._played(shape, shape.inputs, batches)
+        except Exception:
+            found = self._with_picture(shape, batches) if not shape.inputs else None
+            if found is None:  # that was not what it lacked: the first error is told
+                raise
+            self.pictured.append(shape)
+            return found
+
+    def _with_picture(self, shape: ShapeKey, batches: Sequence[int]) -> list[tuple[StageProfile, ...]] | None:
+        try:
+            return self._played(shape, _PICTURE, batches)
+        except Exception:  # noqa: BLE001
+            return None
+
+    def _played(self, shape: ShapeKey, inputs: tuple[str, ...], batches: Sequence[int]) -> list[tuple[StageProfile, ...]]:
+        if inputs not in self.made:
+            self.made[inputs] = on_road(self.rehearsal, self.dtypes, inputs)
+        found = play_batches(self.made[inputs], job_of(replace(shape, inputs=inputs), self.prompt), batches)
+        return [tuple(replace(profile, shape=shape.text) for profile in played) for played in found]
 
 
 def on_road(rehearsal: Rehearsal, dtypes: Mapping[str, str], inputs: Sequence[str]) -> Rehearsal:

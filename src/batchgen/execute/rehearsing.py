@@ -46,7 +46,7 @@ def _end_with_parent(parent: int) -> None:
 
 def _rehearse(request: Mapping[str, Any]) -> dict[str, Any]:
     for name in _NOT_NEEDED:
-        sys.modules.setdefault(name, None)  # type: ignore[call-overload]  # None: the import system says that it is not there
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # None: the import system says that it is not there
     import torch
 
     from batchgen.execute import rehearse

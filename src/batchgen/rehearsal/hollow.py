@@ -185,7 +185,27 @@ def enter(module: nn.Module, name: str, stage: Stage, *, repeats: bool = False) 
         inner = getattr(module, entry, None)
         if callable(inner):
             setattr(module, entry, _wrapped(inner, entry, module, rehearsed, stage))
+    setattr(module, "to", _moved_to(module, stage))  # noqa: B010  torch's own cannot swap hollow weights
     return module
+
+
+def _moved_to(module: nn.Module, stage: Stage) -> Callable[..., nn.Module]:
+    """`module.to`, which some pipelines call for another dtype (a VAE in float32). Devices are not its business here."""
+
+    def to(*args: Any, **kwargs: Any) -> nn.Module:
+        dtype: torch.dtype | None = torch._C._nn._parse_to(*args, **kwargs)[1]
+        done: dict[int, torch.Tensor] = {}
+        for part in module.modules() if dtype is not None else ():
+            tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+            for table in tables:
+                for leaf, tensor in table.items():
+                    if tensor is not None and tensor.dtype.is_floating_point and tensor.dtype != dtype:
+                        assert dtype is not None
+                        made = done.get(id(tensor))
+                        table[leaf] = done[id(tensor)] = made if made is not None else _recast(tensor, dtype, stage.fake)
+        return module
+
+    return to
 
 
 def count_calls(module: nn.Module, name: str, stage: Stage) -> nn.Module:
