@@ -9,11 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from multiprocessing.connection import wait
 
-from batchgen import errors
-from batchgen.errors import BatchgenError, InterruptedRunError, RunStoppedError, WorkerLostError
+from batchgen.errors import BatchgenError, InterruptedRunError, WorkerLostError
 from batchgen.events import (
     DecisionMade,
     Event,
@@ -32,13 +31,13 @@ from batchgen.events import (
 )
 from batchgen.execute.health import Health
 from batchgen.execute.jobqueue import JobQueue
-from batchgen.execute.launch import Launcher, LocalLauncher, WorkerHandle
+from batchgen.execute.launch import Launcher, LocalLauncher
 from batchgen.execute.request import HANG_SECONDS, RunRequest, RunResult, WorkerMemory, window_sizes
+from batchgen.execute.seats import Seat, stopping_error
 from batchgen.execute.settings import StopAfterBatch, Window, WorkerSetup
 from batchgen.execute.stopping import Clock, StopSignals
 from batchgen.execute.watch import MemoryWatch
 from batchgen.execute.worker import CRASH
-from batchgen.jobs import ShapeKey
 from batchgen.outputs.delivery import Delivery
 from batchgen.outputs.files import sweep_after
 from batchgen.outputs.whole import judge
@@ -59,33 +58,6 @@ _MAX_BARREN = 3  # deaths in a row with no batch begun: the model, not a job
 _MAX_FRUITLESS = 16  # deaths in a row with no picture between
 
 
-@dataclass(slots=True, eq=False)
-class _Seat:
-    """One worker's place: the process in it changes, the number and the device do not."""
-
-    number: int
-    device: str
-    process: WorkerHandle
-    watch: MemoryWatch
-    group: tuple[str, ...]  # torch names of its devices, one a rank
-    begun: bool = False  # its process runs and was told what to render
-    window: int | None = None
-    held: set[str] = field(default_factory=set)  # jobs of the window without an outcome
-    flight: dict[str, StageBatchStarted] = field(default_factory=dict)  # by stage
-    heard: float = 0.0  # monotonic
-    noted: float = 0.0
-    stage: str = ""
-    jobs: int = 0
-    deaths: int = 0
-    shape: ShapeKey | None = None  # of the jobs it had last
-    leaving: bool = False  # its device gets no more work
-    open: bool = True
-
-
-def _where(seat: _Seat, device: str) -> str:
-    return f"{device} on {seat.process.place}" if seat.process.place else device
-
-
 def run_jobs(request: RunRequest, listen: Listen) -> RunResult:
     """Renders every pending job of the journal, or as many as time and signals let it.
 
@@ -104,7 +76,7 @@ class Supervisor:
         self.journal = request.journal
         self._listen = listen
         self._clock = Clock(stop_at=request.stop_at, max_seconds=None if request.max_hours is None else request.max_hours * 3600)
-        self._seats: list[_Seat] = []
+        self._seats: list[Seat] = []
         devices = request.devices or (request.setup.device,) * max(1, request.workers)
         self._groups = request.groups or tuple((device,) for device in devices)
         self._launcher: Launcher = request.launcher or LocalLauncher(
@@ -169,21 +141,21 @@ class Supervisor:
         for _ in range(min(self._launcher.room(held), self.journal.pending())):
             number = len(self._seats)
             group = self._groups[number % len(self._groups)]
-            seat = _Seat(number, "+".join(group), self._launcher.start(group), MemoryWatch(self.request.max_worker_bytes), group)
+            seat = Seat(number, "+".join(group), self._launcher.start(group), MemoryWatch(self.request.max_worker_bytes), group)
             self._seats.append(seat)
             self._set_up(seat)
 
-    def _set_up(self, seat: _Seat) -> None:
+    def _set_up(self, seat: Seat) -> None:
         seat.begun, seat.heard = False, time.monotonic()
         if seat.process.ready:
             self._put_to_work(seat)
 
-    def _put_to_work(self, seat: _Seat) -> None:
+    def _put_to_work(self, seat: Seat) -> None:
         seat.begun = True
         setup = replace(self.request.setup, device=seat.group[0])
         seat.process.send(WorkerSetup(seat.number, setup, self.request.plan, self.request.factory))
         seat.heard = time.monotonic()
-        self._note(seat, "starting", pid=seat.process.pid, device=_where(seat, seat.device), since=time.time(), deaths=seat.deaths)
+        self._note(seat, "starting", pid=seat.process.pid, device=seat.where(seat.device), since=time.time(), deaths=seat.deaths)
         self._give(seat)
 
     def _grow(self) -> None:
@@ -265,11 +237,11 @@ class Supervisor:
         """A finished file that its worker has not sent, having died or seeing another memory than this process, goes before its row."""
         return delivery.send(event) if isinstance(event, OutputDone) and delivery.staged(event) else event
 
-    def _handle(self, seat: _Seat, event: Event) -> None:
+    def _handle(self, seat: Seat, event: Event) -> None:
         seat.heard = time.monotonic()
         match event:
             case WorkerReady():
-                self._note(seat, "ready", device=_where(seat, event.device))
+                self._note(seat, "ready", device=seat.where(event.device))
             case StageBatchStarted():
                 seat.flight[event.stage] = event
                 seat.stage = event.stage
@@ -303,7 +275,7 @@ class Supervisor:
 
     # --- windows --------------------------------------------------------------------------------------------------
 
-    def _give(self, seat: _Seat) -> None:
+    def _give(self, seat: Seat) -> None:
         """The next window, or the worker's end where nothing is left to give."""
         if self._stopped_by is not None or self._error is not None:
             self._dismiss(seat)
@@ -326,7 +298,7 @@ class Supervisor:
         seat.process.send(Window(number, jobs, tuple(sorted(present.items()))))
         self._note(seat, "working", window=number)
 
-    def _window_done(self, seat: _Seat) -> None:
+    def _window_done(self, seat: Seat) -> None:
         if seat.held:
             if self._stopped_by is None and not seat.leaving:
                 reason = "the engine ended the window without saying what became of the job"
@@ -350,7 +322,7 @@ class Supervisor:
             if seat.open and seat.begun and seat.window is None and not seat.held:
                 self._give(seat)
 
-    def _replace(self, seat: _Seat) -> None:
+    def _replace(self, seat: Seat) -> None:
         self._remember(seat)
         self._take_in([WorkerReplaced(seat.number, seat.watch.rss_bytes, seat.watch.watermark_bytes or 0)])
         self._replaced += 1
@@ -359,7 +331,7 @@ class Supervisor:
         seat.watch = MemoryWatch(self.request.max_worker_bytes)
         self._set_up(seat)
 
-    def _dismiss(self, seat: _Seat) -> None:
+    def _dismiss(self, seat: Seat) -> None:
         if seat.open:
             self._remember(seat)
             seat.open = False
@@ -396,7 +368,7 @@ class Supervisor:
             if seat.open:
                 self._kill(seat, "stopped")
 
-    def _kill(self, seat: _Seat, cause: str) -> None:
+    def _kill(self, seat: Seat, cause: str) -> None:
         """Ends a worker at once; what it had finished before still counts."""
         seat.open = False
         seat.process.kill(cause)
@@ -409,21 +381,18 @@ class Supervisor:
         self._rendered += sum(isinstance(event, OutputDone) for event in events)
         self._sweep_after(seat)
 
-    def _sweep_after(self, seat: _Seat) -> None:
+    def _sweep_after(self, seat: Seat) -> None:
         if seat.process.place:
             return  # another machine's number may be that of a worker here; the next run sweeps
         outputs = self.request.folder.outputs
         sweep_after(seat.process.pid, {(outputs / self.journal.job(key).output).parent for key in seat.held})
 
-    def _fatal(self, seat: _Seat, event: WorkerStopped) -> None:
+    def _fatal(self, seat: Seat, event: WorkerStopped) -> None:
         """The engine cannot go on. An unforeseen exception counts as the worker's death; anything else ends the run."""
         if event.error == CRASH:
             seat.process.cause = f"ended by an unexpected error: {event.fatal}"
             return
-        kind = getattr(errors, event.error or "", RunStoppedError)
-        known = isinstance(kind, type) and issubclass(kind, BatchgenError) and kind not in (errors.ManifestError, errors.RunLockedError)
-        made = kind if known else RunStoppedError
-        self._error = made(event.fatal or "", hint=event.hint)
+        self._error = stopping_error(event)
 
     def _look_for_hangs(self) -> None:
         for seat in self._seats:
@@ -439,13 +408,13 @@ class Supervisor:
                 if seat.open:
                     self._bury(seat, kind="timeout")
 
-    def _take_in_last(self, seat: _Seat) -> None:
+    def _take_in_last(self, seat: Seat) -> None:
         events, _ = seat.process.received()
         self._take_in(events)
         for event in events:
             self._handle(seat, event)
 
-    def _bury(self, seat: _Seat, *, kind: FailureKind = "worker-died") -> None:
+    def _bury(self, seat: Seat, *, kind: FailureKind = "worker-died") -> None:
         """A worker has ended without being asked: blame, release, and put another in its place."""
         if seat.window is None and self._stopped_by is not None:
             seat.open = False
@@ -455,7 +424,7 @@ class Supervisor:
         self._deaths += 1
         seat.deaths += 1
         lost = seat.process.lost
-        stage, suspects = (seat.stage, ()) if lost else self._suspects(seat)
+        stage, suspects = (seat.stage, ()) if lost else seat.suspects()
         self._fruitless += not lost
         self._barren += not (suspects or lost)
         self._blamed.update(suspects)
@@ -482,7 +451,7 @@ class Supervisor:
         self._set_up(seat)
         self._wake_idle()
 
-    def _look_at_health(self, seat: _Seat) -> bool:
+    def _look_at_health(self, seat: Seat) -> bool:
         """Takes the seat's device out of the queue if it fails or has become slow, and others go on. True if it has no worker any more."""
         if seat.leaving or self._stopped_by is not None or self._launcher.grows:  # there machines are given and taken by others
             return False
@@ -507,15 +476,7 @@ class Supervisor:
         self._wake_idle()
         return True
 
-    @staticmethod
-    def _suspects(seat: _Seat) -> tuple[str, tuple[str, ...]]:
-        """Stage and jobs of the batches in flight; none where it ended between batches, as in loading the model."""
-        if not seat.flight:
-            return seat.stage, ()
-        keys = {key for batch in seat.flight.values() for key in batch.keys}
-        return list(seat.flight.values())[-1].stage, tuple(sorted(keys & seat.held))
-
-    def _settle_the_dead(self, seat: _Seat, suspects: Sequence[str], kind: FailureKind, stage: str, cause: str) -> None:
+    def _settle_the_dead(self, seat: Seat, suspects: Sequence[str], kind: FailureKind, stage: str, cause: str) -> None:
         outputs, delivery = self.request.folder.outputs, self.request.delivery
         events: list[Event] = []
         self._sweep_after(seat)
@@ -541,11 +502,11 @@ class Supervisor:
 
     # --- notes for status -----------------------------------------------------------------------------------------
 
-    def _note(self, seat: _Seat, state: str, **fields: object) -> None:
+    def _note(self, seat: Seat, state: str, **fields: object) -> None:
         seat.noted = time.monotonic()
         self.journal.set_worker(seat.number, state=state, jobs=seat.jobs, **({"since": time.time()} | fields))
 
-    def _remember(self, seat: _Seat) -> None:
+    def _remember(self, seat: Seat) -> None:
         watch = seat.watch
         self._memory.append(
             WorkerMemory(seat.number, watch.rss_bytes, watch.rss_peak_bytes, watch.device_peak_bytes, watch.slope_bytes_per_hour)
