@@ -206,5 +206,5 @@ def test_a_forecast_for_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
     assert found.free_bytes > 0
     assert not found.enough
     assert found.warning is not None
-    assert "2000000000 outputs" in found.warning
+    assert "2,000,000,000 outputs" in found.warning
     assert forecast([], 0, tmp_path).needed_bytes == 0
