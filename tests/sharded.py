@@ -89,7 +89,7 @@ def main(folder: Path, rank: int, count: int, device: str) -> None:
 def run_case(case: dict[str, Any], link: Any, folder: Path) -> Given:
     import numpy as np
 
-    from batchgen.execute.group import fingerprint
+    from batchgen.execute.fingerprints import fingerprint
     from batchgen.execute.settings import Window
     from enginekit import Ran, engine_for, make_job, make_plan
 
@@ -189,7 +189,7 @@ def load_case(case: dict[str, Any], link: Any, folder: Path) -> Given:
     import torch
 
     from batchgen.execute.load import ModelFolder
-    from batchgen.execute.sharding import load_sharded
+    from batchgen.execute.shard_loading import load_sharded
 
     model, name, dtype = ModelFolder.read(case["model"]), case["component"], getattr(torch, case["dtype"])
     module, shards = load_sharded(model, name, dtype, link)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from batchgen.execute.sharding import NotSharded, rest, shard
 
@@ -78,6 +80,35 @@ def made(build: Callable[[], nn.Module]) -> nn.Module:
     return build().eval().requires_grad_(False)
 
 
+def broken_off(link: Any, x: torch.Tensor) -> dict[str, float]:
+    """A forward that raises in its second block, and a whole one after it: with torch's own call for that, and without (older torch)."""
+    whole, found = made(Stack), {}
+    for how in ("own", "older torch"):
+        module: Any = copy.deepcopy(whole).to(link.device)
+        shard(module, link)
+        kept = getattr(FSDPModule, "reset_iter_state", None)
+        handle = module.blocks[1].up.register_forward_hook(_raise)
+        if how == "older torch" and kept is not None:
+            del FSDPModule.reset_iter_state  # type: ignore[misc]
+        try:
+            with torch.no_grad():
+                with contextlib.suppress(ZeroDivisionError):
+                    module(x.to(link.device))
+                handle.remove()
+                rest(module)
+                found[how] = float((whole(x) - module(x.to(link.device)).cpu()).abs().max())
+                rest(module)
+            assert not any(group.is_unsharded for block in module.blocks for group in block._get_fsdp_state()._fsdp_param_groups)
+        finally:
+            if kept is not None:
+                FSDPModule.reset_iter_state = kept  # type: ignore[method-assign]
+    return found
+
+
+def _raise(*_: Any) -> None:
+    raise ZeroDivisionError
+
+
 def differences(link: Any) -> dict[str, Any]:
     """By module and entry: the largest difference between the whole module's output and the sharded one's, and what stayed whole."""
     x = torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
@@ -99,6 +130,7 @@ def differences(link: Any) -> dict[str, Any]:
             "apart": float(apart), "whole": sorted(key for key in names.values() if not hasattr(there[key], "to_local")),
             "cut_blocks": len(cut.blocks),
         }
+    found["broken off"] = broken_off(link, x)
     try:
         shard(made(Plain), link)
     except NotSharded as reason:

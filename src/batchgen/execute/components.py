@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -22,7 +23,9 @@ from batchgen.execute.meter import Meter
 from batchgen.execute.recovery import free_after_oom
 from batchgen.execute.residency import Residency
 from batchgen.execute.settings import EngineSettings
-from batchgen.execute.sharding import NotSharded, Shards, load_sharded
+from batchgen.execute.shard_loading import Shards, load_sharded
+from batchgen.execute.sharding import NotSharded
+from batchgen.execute.shared_host import share_weights
 from batchgen.execute.stages import Stages
 from batchgen.plan.records import MODES
 from batchgen.units import size_text
@@ -123,6 +126,8 @@ class Components:
         size = self.shards[name].held_bytes if cut is not None else sum(tensors.values())
         self.meter.watch(name, module)
         self.modules[name] = module
+        if self.settings.share_weights and cut is None and self.residency.device.type == "cpu" and self.residency.mode(name) == "resident":
+            share_weights(name, module, Path(self.settings.run_folder) / "spool")
         self.residency.add(name, module)
         for stages in self.roads:
             stages.give(name, module)

@@ -7,11 +7,10 @@ that does not come. A worker that holds its model alone has a link that agrees w
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,9 +21,9 @@ import torch.distributed as dist
 
 from batchgen import errors
 from batchgen.errors import BatchgenError
+from batchgen.execute.fingerprints import difference, fingerprint
 from batchgen.execute.recovery import is_out_of_memory
 from batchgen.execute.settings import GroupPlace
-from batchgen.execute.stages import Item
 
 MEETING_TIMEOUT = timedelta(minutes=10)  # ranks import their libraries from a slow disk
 ROUND_TIMEOUT = timedelta(days=1)  # a rank may compute, load or write for long; the supervisor sees dead and hanging ones
@@ -106,15 +105,22 @@ class RankGroup(Alone):
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
         try:
             store = dist.FileStore(place.store, place.size)  # type: ignore[attr-defined]
-            dist.init_process_group(
-                backend, store=store, rank=place.rank, world_size=place.size, timeout=MEETING_TIMEOUT,
-                device_id=device if device.type == "cuda" else None,
-            )
+            dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=MEETING_TIMEOUT)
             self._control = dist.new_group(backend="gloo", timeout=ROUND_TIMEOUT)
             self.branches = self._pairs() if place.cfg_parallel else None
+            self._warm_up()
         except (RuntimeError, OSError, ValueError) as error:
             raise GroupLostError(f"the ranks did not find each other: {error}") from error
         self.check_same("torch version", torch.__version__)
+
+    def _warm_up(self) -> None:
+        """The backends take their connections and buffers at the first use: now, while nothing waits, and no memory is short."""
+        part = torch.zeros(1, device=self.device)
+        _all_gather(part.new_empty(self.size), part, group=dist.group.WORLD)
+        if self.branches is not None:
+            _all_gather(part.new_empty(2), part, group=self.branches)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def _pairs(self) -> Any:
         """The group of this rank and the one that runs its other branch. All ranks make all pairs, as torch wants it."""
@@ -195,7 +201,7 @@ class RankGroup(Alone):
         box: list[Any] = [values]
         with _reached():
             dist.broadcast_object_list(box, src=0, group=self._control)
-        apart = self.gather(_difference(values, box[0]))
+        apart = self.gather(difference(values, box[0]))
         if max(apart) > MOST_DIFFERENCE:
             rank = apart.index(max(apart))
             raise GroupDivergedError(f"{what} of rank {rank} is not rank 0's, by {max(apart):.2g} of its largest value")
@@ -268,52 +274,6 @@ class _Fault:
                 return found
             return errors.ModelError(reason, hint=self.hint)
         return PeerError(reason)
-
-
-def fingerprint(value: Any) -> int:
-    """63 bits of a hash over tensors (bytes, dtype, shape), numbers, texts and what holds them."""
-    digest = hashlib.blake2b(digest_size=8)
-    _feed(digest, value)
-    return int.from_bytes(digest.digest(), "big") >> 1
-
-
-def _feed(digest: Any, value: Any) -> None:
-    if isinstance(value, torch.Tensor):
-        plain = value.detach().to("cpu").contiguous().reshape(-1)
-        digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        digest.update(plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
-    elif isinstance(value, Item):
-        _feed(digest, value.value)
-    elif isinstance(value, Mapping):
-        for key in sorted(value):
-            digest.update(f"{key}=".encode())
-            _feed(digest, value[key])
-    elif isinstance(value, (list, tuple)):
-        digest.update(f"[{len(value)}]".encode())
-        for element in value:
-            _feed(digest, element)
-    else:
-        digest.update(repr(value).encode())
-
-
-def _difference(mine: Any, theirs: Any) -> float:
-    """The largest difference of two values of one form, relative to the largest value; infinite where the forms differ."""
-    if isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor):
-        if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
-            return float("inf")
-        if not mine.is_floating_point() or not mine.numel():
-            return 0.0 if torch.equal(mine, theirs) else float("inf")
-        one, other = mine.float(), theirs.float()
-        if not bool(torch.isfinite(one).all() and torch.isfinite(other).all()):
-            return 0.0  # a failed job, whichever rank's it is
-        return float((one - other).abs().max() / other.abs().max().clamp(min=1e-12))
-    if isinstance(mine, Item) and isinstance(theirs, Item):
-        return _difference(mine.value, theirs.value)
-    if isinstance(mine, Mapping) and isinstance(theirs, Mapping) and mine.keys() == theirs.keys():
-        return max((_difference(mine[key], theirs[key]) for key in mine), default=0.0)
-    if isinstance(mine, (list, tuple)) and isinstance(theirs, (list, tuple)) and len(mine) == len(theirs):
-        return max((_difference(one, other) for one, other in zip(mine, theirs, strict=True)), default=0.0)
-    return 0.0 if repr(mine) == repr(theirs) else float("inf")
 
 
 def _use_loopback() -> None:

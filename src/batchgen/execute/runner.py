@@ -146,7 +146,10 @@ class Runner:
                 self.decide(Decision.of("out-of-memory", name, mode, f"{name} is {mode} from now on: {stage.name} lacks memory"))
             elif step == "fail":
                 self._restore_planned()
-        self.emit(MemorySample(self.worker, stage.name, rss_bytes(), self.memory.allocated(), self.memory.peak()))
+        # of a group the rank that takes most
+        ranks = self.group.gather((rss_bytes(), self.memory.allocated(), self.memory.peak()))
+        resident, allocated, peak = (max(values) for values in zip(*ranks, strict=True))
+        self.emit(MemorySample(self.worker, stage.name, resident, allocated, peak))
 
     def _drain(self, stage: Stage, queue: Queue, then: Iterable[str], last: bool) -> Action | None:
         """Works the queue off. "leaner", "fail": what is on the device must change first, and that takes leaving the stage."""

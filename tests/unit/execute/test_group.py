@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from batchgen.errors import DiskError, ModelError, PlanRefusedError, RunStoppedError
-from batchgen.execute.group import Alone, PeerError, _difference, _Fault, fingerprint
+from batchgen.execute.fingerprints import difference, fingerprint
+from batchgen.execute.group import Alone, PeerError, _Fault
 from batchgen.execute.recovery import is_out_of_memory
 from batchgen.execute.stages import Item
 
@@ -53,7 +54,7 @@ def test_equal_values_have_one_fingerprint_wherever_they_lie() -> None:
     ids=["equal", "within", "item", "shape", "whole numbers", "names", "length", "a failed row"],
 )
 def test_difference_is_relative_to_the_largest_value(mine: Any, theirs: Any, apart: float) -> None:
-    assert _difference(mine, theirs) == pytest.approx(apart)
+    assert difference(mine, theirs) == pytest.approx(apart)
 
 
 @pytest.mark.parametrize(
