@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import boto3
@@ -71,8 +72,13 @@ def stand_in(bucket: str = "night") -> Iterator[StandIn]:
                 start("503 Slow Down", [("Content-Type", "application/xml")])
                 return [b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"]
             stand.gate(name)
-            stand.puts.append(name)
+            return app(environ, partial(noted, name, start))
         return app(environ, start)
+
+    def noted(name: str, start: Callable[..., Any], status: str, *rest: Any) -> Any:
+        if status.startswith("200"):  # an upload whose sender died amid it is none
+            stand.puts.append(name)
+        return start(status, *rest)
 
     server = make_server("127.0.0.1", 0, answer, threaded=True, request_handler=_Silent)
     stand = StandIn(f"http://127.0.0.1:{server.server_port}", bucket)

@@ -141,6 +141,7 @@ def engine_settings(
         vae_tiling=run.vae_tiling or facts.plan.vae_tiling,
         attention_backend=_attention(request), compile_blocks=_compile(request, facts), smoke_jobs=tuple(job.as_json() for job in trial),
         loras=tuple((lora.name, lora.path, lora.weight) for lora in request.manifest_options.loras),
+        share_weights=facts.platform == "cpu" and not facts.plan.fsdp and processes(request, facts) > 1,
     )
 
 

@@ -60,6 +60,7 @@ class EngineSettings:
     smoke_jobs: tuple[str, ...] = ()  # jobs, as JSON, to be tried in a few steps before the first window
     extra: tuple[tuple[str, str], ...] = field(default=())
     group: GroupPlace | None = None  # None: this worker holds its model alone
+    share_weights: bool = False  # with other workers on this machine's CPU: weights lie in files that all of them map
 
 
 ENGINE = "batchgen.execute.engine:open_engine"
