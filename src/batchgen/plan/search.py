@@ -67,10 +67,20 @@ def least_moved(plan: Plan, given: Layout, night: Night, modes: tuple[Mode, ...]
         if found is None:
             continue
         same = sum(layout.modes[name] == plan.modes[name] for name in names)
-        rank = (found.moved, sum(ORDER.index(mode) for mode in combination if mode in ORDER), -same)
+        rank = (found.moved + _idle_bytes(found.layout, night), sum(ORDER.index(mode) for mode in combination if mode in ORDER), -same)
         if best is None or rank < best[0]:
             best = rank, found
     return best[1] if best is not None else None
+
+
+def _idle_bytes(layout: Layout, night: Night) -> int:
+    """What would have to come in of components that no rehearsed batch calls (an encoder of glyphs), should one come that does.
+
+    Without it whatever keeps such a component out would seem to save the bytes of loading it.
+    """
+    called = {name for stage in night.stages for name, times in stage.calls.items() if times}
+    idle = [part for part in layout.rehearsed.components if part.name not in called]
+    return sum(part.weights_bytes - layout.held_bytes(part.name) for part in idle)
 
 
 def candidate(layout: Layout, night: Night) -> Candidate | None:

@@ -75,6 +75,18 @@ def test_each_stage_is_told_with_what_one_row_more_would_need() -> None:
     assert all(int(numbers["next_peak_bytes"]) > int(numbers["peak_bytes"]) for numbers in told.values())  # type: ignore[arg-type]
 
 
+def test_a_component_that_no_batch_calls_stays_where_there_is_room() -> None:
+    """Keeping it out would move nothing as long as nobody calls it; that is no reason to stream anything else."""
+    found = rehearsed()
+    glyphs = RehearsedComponent("text_encoder_2", 400 * MIB, 100 * MIB, (25 * MIB,) * 12)
+    profiles = tuple(
+        replace(profile, components=(*profile.components, "text_encoder_2")) if profile.stage == "text_encoder" else profile
+        for profile in found.profiles
+    )
+    plan = fitted(Rehearsed((*found.components, glyphs), profiles), 80)
+    assert modes(plan) == ALL_RESIDENT | {"text_encoder_2": "resident"}
+
+
 def test_an_explicit_placement_is_carried_out_though_more_moves() -> None:
     plan = fitted(rehearsed(), 141, component_residency="transformer=component-offload")
     assert modes(plan) == ALL_RESIDENT | {"transformer": "component-offload"}

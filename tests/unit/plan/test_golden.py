@@ -29,6 +29,7 @@ JOBS = 100
 TABLES = {
     "qwen-image": ("Qwen/Qwen-Image", ("RTX 4090", "RTX A6000", "H100 80GB", "H200 141GB")),
     "wan2.1-t2v-14b": ("Wan-AI/Wan2.1-T2V-14B-Diffusers", ("RTX 4090", "H100 80GB")),
+    "hunyuan-video-1.5": ("hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v", ("H100 80GB",)),
 }
 
 
@@ -53,7 +54,7 @@ def table(name: str) -> str:
             lines.append(f"refused: {error.message}")
             continue
         lines += [f"{spot.component}: {spot.mode} ({spot.by}), {spot.reason}" for spot in plan.placements]
-        lines += [decision.text for decision in plan.trail if decision.rule == "batch"]
+        lines += [decision.text for decision in plan.trail if decision.rule == "batch" or decision.decision == "tiling"]
         lines.append(f"windows of {plan.window}, {size_text(plan.predicted.bytes_moved)} moved")
     return "\n".join(lines) + "\n"
 
@@ -71,6 +72,14 @@ def test_a_card_of_24_gib_streams_qwen_image_and_holds_its_text_encoder_whole() 
 @pytest.mark.parametrize("card", ["H100 80GB", "H200 141GB"])
 def test_a_card_of_80_gib_and_more_moves_nothing_of_qwen_image(card: str) -> None:
     assert set(planned("qwen-image", "Qwen/Qwen-Image", card).modes.values()) == {"resident"}
+
+
+def test_a_clip_whose_decode_is_larger_than_the_card_decodes_in_tiles_and_moves_nothing() -> None:
+    """A card of 80 GiB, which the threshold for clips of 120 GiB never reaches: the weights fit twice over all the same."""
+    plan = planned("hunyuan-video-1.5", TABLES["hunyuan-video-1.5"][0], "H100 80GB")
+    assert (plan.threshold_gb, plan.threshold_source) == (120, "global")
+    assert set(plan.modes.values()) == {"resident"}
+    assert plan.vae_tiling
 
 
 if __name__ == "__main__":
