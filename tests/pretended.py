@@ -7,6 +7,7 @@ that hang on values go on.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -133,8 +134,6 @@ class PretendedDevice(TorchDispatchMode):
         return module
 
     def _inside(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        import functools
-
         @functools.wraps(inner)
         def inside(*args: Any, **kwargs: Any) -> Any:
             self.depth += 1
