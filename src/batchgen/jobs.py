@@ -73,7 +73,7 @@ class Job:
     true_cfg_scale: float | None = None
     num_frames: int | None = None
     fps: float | None = None
-    image: str | None = None  # absolute path
+    image: str | None = None  # absolute path; several, where the model takes them, with " | " between
     last_image: str | None = None
     mask: str | None = None
     strength: float | None = None

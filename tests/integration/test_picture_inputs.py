@@ -89,15 +89,31 @@ def test_edit_runs_its_encoders_row_by_row(picture: Path, tmp_path: Path) -> Non
     folder = tmp_path / "edit"  # Edit itself: e2e/test_picture_lists.py
     with tiny.stand_in_processor():
         tiny.qwen_image_edit(folder, plus=True)
-        more = {"negative_prompt": "blurry", "image": str(picture), "steps": 1}
+        second = picture.with_name("second.png")
+        Image.new("RGB", (32, 64), "red").save(second)
+        more = {"negative_prompt": "blurry", "image": f"{picture} | {second}", "steps": 1}
         jobs = [make_job(index, text, **more) for index, text in enumerate(("red", "a green one"))]
         ran = run_jobs(folder, tmp_path / "run", jobs, plan=make_plan(folder, batch_size=2))
         assert ran.failed == []
-        theirs = call_by_hand(load_ordinary(folder), jobs[0], image=Image.open(picture))
+        theirs = call_by_hand(load_ordinary(folder), jobs[0], image=[Image.open(picture), Image.open(second)])
     assert np.abs(ran.floats[jobs[0].key] - theirs).max() <= CLOSE
     sizes = [(event.stage, event.size) for event in ran.of(StageBatchDone)]
     # both texts with their picture, the picture's latents once for both rows, and both rows denoised together
     assert sizes == [("text_encoder", 1), ("text_encoder", 1), ("vae_encoder", 1), ("denoise", 2), ("decode", 2)]
+
+
+@pytest.mark.parametrize("family", ["flux2", "flux2_klein"])
+def test_several_reference_pictures_are_the_ordinary_calls(family: str, tiny_folder: TinyFolder, tmp_path: Path) -> None:
+    paths = [tmp_path / "a | b.png", tmp_path / "c.png"]  # the first has what stands between paths in its name: it is there as one file
+    for path, colour in zip(paths, ("red", "blue"), strict=True):
+        Image.new("RGB", (64, 64), colour).save(path)
+    one = make_job(0, "x", image=str(paths[0]), steps=1)
+    two = make_job(1, "x", image=f"{paths[1]} | {paths[1]}", steps=1)
+    ran = run_jobs(tiny_folder(family), tmp_path / "run", [one, two])
+    assert ran.failed == []
+    pipe = load_ordinary(tiny_folder(family))
+    assert np.abs(ran.floats[one.key] - call_by_hand(pipe, one, image=Image.open(paths[0]))).max() <= CLOSE
+    assert np.abs(ran.floats[two.key] - call_by_hand(pipe, two, image=[Image.open(paths[1])] * 2)).max() <= CLOSE
 
 
 def test_edit_without_torchvision_names_the_extra(tmp_path: Path) -> None:

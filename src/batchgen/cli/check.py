@@ -19,6 +19,7 @@ from batchgen.cli.manifest_options import manifest_options
 from batchgen.cli.model_options import model_options
 from batchgen.errors import EXIT_DONE, EXIT_REFUSED, Fault, ManifestError, UsageError
 from batchgen.inventory.model import ModelOptions
+from batchgen.inventory.prompt_limits import SEVERAL_IMAGES
 from batchgen.jobs import Job
 from batchgen.manifest import ManifestOptions, ManifestSummary, jobs, survey
 from batchgen.report.safe import printable
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 SHAPES_SHOWN = 12
 STDIN = "<stdin>"
-PICTURE_INPUTS = frozenset({"image", "last_image", "mask", "strength"})  # what a run can carry out, if its model takes it
+# what a run can carry out, if its model takes it
+PICTURE_INPUTS = frozenset({"image", "last_image", "mask", "strength", SEVERAL_IMAGES})
 LORA_INPUT = frozenset({"lora"})
 
 

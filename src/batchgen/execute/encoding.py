@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from PIL import Image
 
 from batchgen.errors import RunStoppedError
 from batchgen.events import FailureKind
 from batchgen.execute.guidance import GuidanceRules
-from batchgen.execute.pictures import read_inputs
+from batchgen.execute.pictures import Pictures, fitted, read_inputs
 from batchgen.execute.runner import Runner, Task, call_arguments
 from batchgen.execute.stages import DECODE, DENOISE, RESIZED, Item, Stage, Stages, call_stage, split_rows, to_host
 from batchgen.execute.windows import BatchSizes, EncodedCache, Row
@@ -229,8 +228,7 @@ class Encoding:
         if _resized(outputs, arguments):
             # the stage chose another size, after the picture's own shape: the size asked for wins, as in the ordinary call
             size = (arguments["width"], arguments["height"])
-            fitted = {name: picture.resize(size, Image.Resampling.LANCZOS) for name, picture in pictures.items()}
-            outputs = call_stage(stage, arguments | fitted, guiders)
+            outputs = call_stage(stage, arguments | fitted(pictures, size), guiders)
         # a list from an encoder of pictures is one row's own (several reference pictures), not one element a row
         values = {
             name: to_host(value if isinstance(value, list) else split_rows(value, 1)[0]) for name, value in outputs.items()
@@ -247,7 +245,7 @@ class Encoding:
         self.runner.batch_done(stage, row.shape, [row], 1, seconds)
 
 
-    def _named(self, pictures: dict[str, Image.Image]) -> dict[str, Image.Image]:
+    def _named(self, pictures: dict[str, Pictures]) -> dict[str, Pictures]:
         """Under the names that steps without a resizing before them take, too."""
         family = self.stages.family
         if family is None or not family.unresized:

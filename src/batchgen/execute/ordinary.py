@@ -64,7 +64,7 @@ class OrdinaryCall:
         return self._made
 
     def __call__(self, *, output: Sequence[str], **arguments: Any) -> dict[str, Any]:
-        """`images` or `videos` as float arrays [rows, ...] in 0..1, `audio`, one track a row or None, and `nsfw`, one flag a row or None."""
+        """`images` or `videos` as float arrays [rows, ...] in 0..1; `audio`, a track a row, and `nsfw`, a flag a row, or None."""
         with torch.no_grad():
             result = self._pipeline()(**arguments, output_type="np", return_dict=True)
         frames = getattr(result, "frames", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,19 +11,40 @@ from PIL import Image, ImageOps
 from batchgen.errors import RefusedError
 from batchgen.jobs import Job
 
+_BETWEEN = " | "
 INPUTS = (("image", "image"), ("last_image", "last_image"), ("mask", "mask_image"))  # a job's field, the blocks' name
 
 
-def read_inputs(job: Job) -> dict[str, Image.Image]:
+Pictures = Image.Image | list[Image.Image]  # a list: reference pictures of one row
+
+
+def read_inputs(job: Job) -> dict[str, Pictures]:
     """The job's picture inputs by the blocks' names. Raises RefusedError.
 
     With a mask, all are stretched to the job's size, as most inpainting calls do: some fail where the picture has another.
     """
     paths = {name: (getattr(job, field), field == "mask") for field, name in INPUTS}
-    read = {name: read_picture(path, mask=mask) for name, (path, mask) in paths.items() if path is not None}
+    read = {name: _read(path, mask=mask) for name, (path, mask) in paths.items() if path is not None}
     if job.mask is None or job.width is None or job.height is None:
         return read
-    return {name: picture.resize((job.width, job.height), Image.Resampling.LANCZOS) for name, picture in read.items()}
+    return fitted(read, (job.width, job.height))
+
+
+def fitted(pictures: Mapping[str, Pictures], size: tuple[int, int]) -> dict[str, Pictures]:
+    """All of them stretched to (width, height)."""
+
+    def fit(picture: Image.Image) -> Image.Image:
+        return picture.resize(size, Image.Resampling.LANCZOS)
+
+    return {name: [fit(one) for one in picture] if isinstance(picture, list) else fit(picture) for name, picture in pictures.items()}
+
+
+def _read(path: str, *, mask: bool) -> Pictures:
+    """A path may hold what stands between several of them: what is there as one file is one."""
+    parts = path.split(_BETWEEN)
+    if len(parts) == 1 or Path(path).exists():
+        return read_picture(path, mask=mask)
+    return [read_picture(part, mask=mask) for part in parts]
 
 
 def read_picture(path: str | Path, *, mask: bool = False) -> Image.Image:

@@ -19,6 +19,9 @@ from batchgen.inventory.records import ModelFacts
 from batchgen.inventory.rules import tokenizers
 
 _PICTURES = {"image": "image", "last_image": "last_image", "mask": "mask_image", "strength": "strength"}  # column -> argument
+# Pipelines that read a list of pictures as references of one prompt, where others read it as a batch. Their signatures do not tell.
+_SEVERAL = ("QwenImageEditPlusPipeline", "Flux2Pipeline", "Flux2KleinPipeline")
+SEVERAL_IMAGES = "several images"  # beside the columns: `image` may name more than one
 _SISTER_KINDS = ("Img2Img", "Inpaint", "ImageToVideo")
 _NO_LIMIT = 1_000_000  # transformers writes 10^30 for "none"
 
@@ -74,7 +77,8 @@ def picture_inputs(facts: ModelFacts) -> frozenset[str]:
     known = bool(arguments)
     for name in _sisters(own):
         arguments |= set(call_arguments(name))
-    return frozenset(column for column, argument in _PICTURES.items() if not known or argument in arguments)
+    several = {SEVERAL_IMAGES} if own in _SEVERAL or not known else set()
+    return frozenset(column for column, argument in _PICTURES.items() if not known or argument in arguments) | several
 
 
 def _sisters(own: str) -> list[str]:

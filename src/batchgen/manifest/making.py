@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from batchgen.errors import ManifestError
+from batchgen.inventory.prompt_limits import SEVERAL_IMAGES
 from batchgen.jobs import SEED_LIMIT, Job, SeedSource, job_key, picture_seed, seed_from_row
 from batchgen.manifest.columns import COLUMNS
 from batchgen.manifest.notices import NoticeLog
 from batchgen.manifest.options import ManifestOptions
+from batchgen.manifest.pictures import BETWEEN, picture_paths
 from batchgen.manifest.rows import FileFaultError
 from batchgen.manifest.schema import SETTINGS, Row, pictures_of
 from batchgen.manifest.stream import RowStream, identity
@@ -59,7 +61,7 @@ class _Maker:
         pictures = pictures_of(row)
         fields = self._name_fields(index, row, str(name))
         typed: Any = {field: settings[field] for field in SETTINGS}
-        inputs: Any = {field: self._absolute(str(said[field])) for field in ("image", "last_image", "mask") if field in said}
+        inputs: Any = {field: self._placed(field, str(said[field])) for field in ("image", "last_image", "mask") if field in said}
         for k in range(pictures):
             own_seed = picture_seed(seed, k)
             fields["k"], fields["seed"] = k, own_seed
@@ -70,6 +72,11 @@ class _Maker:
                 output=output if self._names is None else self._names.claim(output), extra=row.extra, snapped=row.snapped,
                 **typed, **inputs,
             )
+
+    def _placed(self, field: str, cell: str) -> str:
+        """A cell's paths, each from the manifest's folder on."""
+        several = field == "image" and SEVERAL_IMAGES in self.options.inputs_supported
+        return f" {BETWEEN} ".join(self._absolute(path) for path in picture_paths(cell, several=several))
 
     def _occurrence(self, digest: str) -> int:
         """How many equal rows came before."""

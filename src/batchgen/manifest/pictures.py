@@ -11,7 +11,13 @@ from PIL import Image, UnidentifiedImageError
 
 from batchgen.manifest.values import Problem
 
+BETWEEN = "|"  # several reference pictures of one row
 _REMEMBERED = 4096  # lists often name one picture in many rows
+
+
+def picture_paths(cell: str, *, several: bool) -> list[str]:
+    """The paths that a row names in one cell. `several`: whether the model takes more than one."""
+    return [part for part in map(str.strip, cell.split(BETWEEN)) if part] if several else [cell]
 
 
 @lru_cache(maxsize=_REMEMBERED)

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchgen.errors import Fault, UsageError
+from batchgen.inventory.prompt_limits import SEVERAL_IMAGES
 from batchgen.jobs import ShapeKey
 from batchgen.manifest import values
 from batchgen.manifest.columns import COLUMNS, Layout, match_header
 from batchgen.manifest.objects import as_json
 from batchgen.manifest.options import INPUTS, ManifestOptions
-from batchgen.manifest.pictures import picture_problem
+from batchgen.manifest.pictures import picture_paths, picture_problem
 from batchgen.manifest.rows import Cells
 from batchgen.manifest.sizes import Misfit, misfits
 from batchgen.units import counted
@@ -137,11 +138,12 @@ class RowReader:
         value = said[field]
         if field in _PATHS:
             assert isinstance(value, str)
-            path = self.absolute(value).encode("utf-8", "surrogateescape")
-            if not os.path.isfile(path):
-                fault(field, value, "there is no such file", "paths are relative to the manifest's folder", "no-file")
-            elif field in self.options.inputs_supported and (problem := picture_problem(path)) is not None:
-                fault(field, value, problem.message, problem.fix, problem.kind)
+            for part in picture_paths(value, several=field == "image" and SEVERAL_IMAGES in self.options.inputs_supported):
+                path = self.absolute(part).encode("utf-8", "surrogateescape")
+                if not os.path.isfile(path):
+                    fault(field, part, "there is no such file", "paths are relative to the manifest's folder", "no-file")
+                elif field in self.options.inputs_supported and (problem := picture_problem(path)) is not None:
+                    fault(field, part, problem.message, problem.fix, problem.kind)
         elif field == "lora" and field in self.options.inputs_supported:
             match = _LORA.fullmatch(str(value).strip())
             name = match.group(1) if match else str(value)

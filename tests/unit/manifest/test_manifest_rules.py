@@ -244,6 +244,18 @@ def test_picture_columns_are_checked_for_the_file_and_for_support(tmp_path: Path
     assert made.shape.inputs == ("image",)
 
 
+def test_several_pictures_of_a_row_are_all_checked_where_the_model_takes_them(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        Image.new("L", (1, 1)).save(tmp_path / name)
+    path = write(tmp_path / "a.csv", "prompt,image\nx,a.png | b.png\ny,a.png|none.png\n")
+    several = frozenset({"image", "several images"})
+    (fault,) = faults_of(path, inputs_supported=several)
+    assert (fault.row, fault.value) == (3, "none.png")
+    (made,) = jobs_of(path, limit=1, inputs_supported=several)
+    assert made.image == f"{tmp_path / 'a.png'} | {tmp_path / 'b.png'}"
+    assert places(faults_of(path, limit=1, inputs_supported=frozenset({"image"}))) == [(2, "image", "no-file")]
+
+
 def test_loras_are_those_given_to_the_run(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "prompt,lora\na,style\nb,style:0.5\nc,other:1\nd,\n")
     supported = {"loras": (LoraFile("style", "/style.safetensors"),), "inputs_supported": frozenset({"lora"})}

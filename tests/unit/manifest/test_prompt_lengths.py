@@ -135,7 +135,8 @@ def test_whether_a_pipeline_takes_a_negative_prompt_is_read_from_its_source(clas
     [("FluxPipeline", {"image", "mask", "strength"}), ("ZImagePipeline", {"image", "mask", "strength"}), ("LTXPipeline", {"image"}),
      ("WanPipeline", set()), ("HunyuanVideo15Pipeline", set()), ("PixArtSigmaPipeline", set()),
      ("QwenImageEditPipeline", {"image", "mask", "strength"}), ("FluxInpaintPipeline", {"image", "mask", "strength"}),
-     ("WanImageToVideoPipeline", {"image", "last_image"}), ("Nope", {"image", "last_image", "mask", "strength"})],
+     ("WanImageToVideoPipeline", {"image", "last_image"}), ("Nope", {"image", "last_image", "mask", "strength", "several images"}),
+     ("Flux2Pipeline", {"image", "several images"}), ("QwenImageEditPlusPipeline", {"image", "several images"})],
 )
 def test_which_pictures_a_pipeline_takes_is_read_from_its_source(class_name: str, takes: set[str]) -> None:
     assert picture_inputs(ModelFacts("m", "folder", None, "r", class_name, ())) == takes
