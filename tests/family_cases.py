@@ -33,9 +33,9 @@ CASES = (
          note="guidance is embedded; rows with `true_cfg_scale` take the ordinary call"),
     Case("flux_kontext", "FLUX.1 Kontext", "FluxKontextPipeline", True, False, pictures="edit, inpaint \u2020",
          note="keeps the size asked for, where its ordinary call brings every size to one megapixel"),
-    Case("flux2", "FLUX.2 dev", "Flux2Pipeline", True, False, pictures="edit",
+    Case("flux2", "FLUX.2 dev", "Flux2Pipeline", True, False, pictures="edit, several pictures",
          note="needs `batchgen[edit]` for its processor; takes no negative prompt"),
-    Case("flux2_klein", "FLUX.2 klein", "Flux2KleinPipeline", True, True, pictures="edit", note="takes no negative prompt"),
+    Case("flux2_klein", "FLUX.2 klein", "Flux2KleinPipeline", True, True, pictures="edit, several pictures; inpaint \u2020", note="takes no negative prompt"),
     Case("sd3", "Stable Diffusion 3", "StableDiffusion3Pipeline", False, True, pictures="image-to-image"),
     Case("sdxl", "Stable Diffusion XL", "StableDiffusionXLPipeline", False, True, pictures="image-to-image, inpaint \u2020"),
     Case("wan21", "Wan 2.1 text-to-video", "WanPipeline", True, True, frames=5),
@@ -60,7 +60,8 @@ CASES = (
 
 EDIT = Case("qwen_image_edit", "Qwen-Image-Edit", "QwenImageEditPipeline", True, True, image=True, pictures="edit",
             note="needs `batchgen[edit]`; its encoders take one row at a time")
-EDIT_PLUS = Case("qwen_image_edit_plus", "Qwen-Image-Edit-Plus", "QwenImageEditPlusPipeline", True, True, image=True, pictures="edit",
+EDIT_PLUS = Case("qwen_image_edit_plus", "Qwen-Image-Edit-Plus", "QwenImageEditPlusPipeline", True, True, image=True,
+                 pictures="edit, several pictures",
                  note="needs `batchgen[edit]`; its encoders take one row at a time")
 
 HEAD = """# Models
@@ -75,6 +76,10 @@ their own call as one stage, with the same batches, placements, seeds and recove
 that pipeline runs its two guidance branches as one batch of twice the size. In larger batches all are within 1e-5: kernels round
 differently. Jobs with a picture input take the same stages, or, where marked \u2020, the library's sister pipeline
 (`...Img2ImgPipeline`, `...InpaintPipeline`) as one stage. In bfloat16 the stages and the ordinary pipeline differ more (some round the timestep); nothing is promised there.
+
+Clips are MP4 (H.264, yuv420p, the index in front), animated WebP or a folder of PNG frames (`--video-format`), with exactly the size, frames and
+rate of `tables/jobs.csv`. A sound track goes into the MP4, or beside the frames as `sound.wav`; a WebP holds none, and is flagged `no sound`.
+Frames are written one by one: a clip is held in memory once. Of two denoisers that share a schedule, one that no row's steps reach is not loaded.
 """
 
 
