@@ -44,5 +44,6 @@ def test_two_workers_render_each_job_once_though_one_is_killed(tmp_path: Path) -
             assert pixels(outputs / row["output"]).shape == (64, row["width"], 3)
             with Image.open(outputs / row["output"]) as image:
                 assert f'"key":"{row["key"]}"' in image.text["batchgen"]  # type: ignore[attr-defined]
+    assert list((tmp_path / "out/spool").iterdir()) == [], "latents and the workers' shared weights are gone with the run"
     assert len({pixels(path).tobytes() for path in outputs.iterdir()}) == JOBS, "each has noise of its own"
     assert np.asarray(pixels(next(outputs.iterdir()))).std() > 0
