@@ -74,6 +74,7 @@ def main() -> None:
         "cpu_seconds": {name: round(found, 2) for name, found in times.items()},
         "within_aim": times["first"] < AIM_SECONDS,
         "versions": {name: metadata.version(name) for name in ("torch", "diffusers", "transformers")},
+        "load_average": round(os.getloadavg()[0], 1),  # of the minute at the end; a busy machine's CPU seconds do less
         "python": platform.python_version(),
         "machine": platform.machine(),
     }  # fmt: skip
