@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from commandline import batchgen
+
 from reportkit import finished_run
 
 
