@@ -91,7 +91,7 @@ def test_bytes_moved_over_windows_are_those_the_plan_predicts(
         for name, module in _fresh(parts).items()), ())  # fmt: skip
     layout = Layout(MODES, rehearsed)
     openings = sum(layout.entering_bytes(name) for name, mode in MODES.items() if mode == "component-offload")
-    predicted = layout.moved_once() + windows * openings
+    predicted = layout.moved_once(MODES) + windows * openings
     assert sum(held.bytes_in.values()) == predicted
 
 

@@ -96,4 +96,4 @@ class RunResult:
 def window_sizes(plan: Plan) -> tuple[int, int]:
     """Jobs in the first window of a worker (one batch, so that the first pictures come soon) and in the ones after."""
     batch = plan.batch_size or max((stage.batch for stage in plan.stages if stage.name in ("denoise", "pipeline")), default=0) or 4
-    return batch, max(plan.window or _BATCHES_A_WINDOW * batch, _LEAST_WINDOW if plan.window is None else 1)
+    return batch, max(plan.window or _BATCHES_A_WINDOW * batch, _LEAST_WINDOW if plan.window is None else batch)

@@ -102,7 +102,7 @@ def candidate(layout: Layout, night: Night) -> Candidate | None:
     if any(batches[key] < (wanted[key] if night.fixed_batch is not None else 1) for key in batches):
         return None
     layout = replace(layout, keep=_kept(layout, room, led))
-    window = _window(layout, night)
+    window = max(_window(layout, night), _first(night, batches))
     return Candidate(layout, batches, window, _moved(layout, night, batches, window), False, _gathered(layout, night, batches))
 
 
@@ -198,8 +198,12 @@ def _moved(layout: Layout, night: Night, batches: Mapping[tuple[str, str], int],
 
 def windows_of(night: Night, batches: Mapping[tuple[str, str], int], window: int) -> tuple[tuple[int, int], ...]:
     """(jobs, how many) of the windows that a worker is given: the first is one batch of the stage that makes the pictures."""
-    first = night.fixed_batch or max(rows for (_, stage), rows in batches.items() if stage in ("denoise", "pipeline"))
-    return windows(night.workload.jobs, first, window)
+    return windows(night.workload.jobs, _first(night, batches), window)
+
+
+def _first(night: Night, batches: Mapping[tuple[str, str], int]) -> int:
+    """Rows of one batch of the stage that makes the pictures."""
+    return night.fixed_batch or max(rows for (_, stage), rows in batches.items() if stage in ("denoise", "pipeline"))
 
 
 def batch_count(stage: StageModel, rows: int, night: Night, batches: Mapping[tuple[str, str], int]) -> float:
@@ -229,5 +233,5 @@ def _window(layout: Layout, night: Night) -> int:
 
 def forced(layout: Layout, night: Night) -> Candidate:
     batches = {(stage.shape, stage.name): night.fixed_batch or 1 for stage in night.stages}
-    window = _window(layout, night)
+    window = max(_window(layout, night), _first(night, batches))
     return Candidate(layout, batches, window, _moved(layout, night, batches, window), False)

@@ -144,7 +144,8 @@ def print_parts(parts: Iterable[RenderableType | None], console: Console) -> Non
     for number, part in enumerate(part for part in parts if part is not None):
         if number:
             console.print()
-        console.print(part)
+        # A path is one word to whoever copies it, however narrow the place.
+        console.print(part, soft_wrap=isinstance(part, str) and (part.startswith("/") or "://" in part))
 
 
 def as_text(parts: Iterable[RenderableType | None], *, width: int = TEXT_WIDTH) -> str:

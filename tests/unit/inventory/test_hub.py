@@ -268,7 +268,7 @@ def test_a_plan_reads_headers_and_downloads_no_weights(hub: Hub, tmp_path: Path)
 def test_a_download_larger_than_the_disk_is_refused_with_both_sizes(hub: Hub, tmp_path: Path) -> None:
     hub.claimed_sizes = {"transformer/diffusion_pytorch_model.safetensors": 2**60}
     error = online(hub, tmp_path)["error"]
-    assert "1073741824.00 GiB in 3 file(s) are to be downloaded, but only" in error
+    assert "1048576.00 TiB in 3 file(s) are to be downloaded, but only" in error
     assert not [name for name in hub.asked if name.endswith(".safetensors")]
 
 
