@@ -30,6 +30,11 @@ from batchgen.units import counted
 
 _CHUNK = 500
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES)
+# Options that say which jobs a list gives and what they are called, beside those that alter pixels: as run.json names them.
+JOB_OPTIONS = (
+    "format", "encoding", "delimiter", "prompt-column", "carry", "name", "num-images", "limit", "skip-invalid", "snap", "dedupe",
+    "allow-empty-prompt", "on-truncate", "video-format",
+)
 # Tables whose rows belong to one of a folder's runs, and the column that says which.
 _OF_RUNS = ("memory", "work")
 
@@ -47,7 +52,9 @@ class Part:
         """All that must be the same in every shard of one run."""
         manifest = self.record.get("manifest") or {}
         settings = self.record.get("settings") or {}
-        said = {name: (settings.get(name) or {}).get("value") for name in ("limit", "name")}
+        said = {f"--{name}": (settings.get(name) or {}).get("value") for name in JOB_OPTIONS}
+        if isinstance(said["--carry"], list):  # given at once or one by one
+            said["--carry"] = ",".join(map(str, said["--carry"])) or None
         pixels = self.record.get("pixel_settings") or {}
         return {**pixels, **said, "manifest": manifest.get("sha256") or manifest.get("path"), "shards": self.shard.count}
 
@@ -108,8 +115,20 @@ def _part(path: Path) -> Part:
     return Part(folder, record, Shard.parse(record["shard"]))
 
 
+def not_there(target: RunFolder, parts: Sequence[Part]) -> list[Shard]:
+    """Shards that no merge has brought yet, and whose jobs no run of the joined folder has taken up."""
+    count = parts[0].shard.count
+    there = {part.shard.number for part in parts}
+    if len(there) < count:
+        with Journal.read(target.journal) as journal:
+            there.update(Shard.of_key(row["key"], count).number for row in journal.raw_rows())
+    return [Shard(number, count) for number in range(1, count + 1) if number not in there]
+
+
 def check_target(target: RunFolder, parts: Sequence[Part]) -> None:
     """Raises RefusedError unless the folder is empty, or a merge of this very run, begun before."""
+    if target.path.exists() and not target.path.is_dir():
+        raise RefusedError(f"{target.path} is a file, not a folder", hint="Name an empty or a new folder with -o.")
     record = target.read_run()
     if any(part.folder.path == target.path for part in parts):
         raise RefusedError(f"{target.path} is one of the shards", hint="Name a new folder with -o.")
@@ -276,7 +295,9 @@ class _Bringer:
     def __call__(self, output: str, goal: Path, row: Mapping[str, Any]) -> bool:
         """False if the output is not there or not whole."""
         origin = self._origin / output
-        if self._store is None and size_of(origin) != row["size_bytes"]:
+        if self._store is None and not _whole(origin, row):
+            if goal.is_file() and origin.is_file() and os.path.samefile(origin, goal):  # linked by a merge that was killed, damaged since
+                goal.unlink()
             return False
         if os.path.lexists(goal):
             if not _same(origin, goal, row):
@@ -291,7 +312,7 @@ class _Bringer:
             copied, whole = _bring_folder(origin, goal, copy=self._copy), True
         else:
             copied = _bring_file(origin, goal, copy=self._copy)
-            whole = not copied or measure(goal)[1] == row["sha256"]
+            whole = not copied or _whole(goal, row)  # a copy may go wrong by itself
             if not whole:
                 goal.unlink()
         self._found.copied += whole and copied
@@ -316,11 +337,16 @@ def _fetch(store: Store, output: str, goal: Path, row: Mapping[str, Any]) -> boo
     return True
 
 
+def _whole(path: Path, row: Mapping[str, Any]) -> bool:
+    """Whether the output has the bytes that its journal told of. Damage that leaves the size alone is found by reading only."""
+    return bool(size_of(path) == row["size_bytes"] and measure(path)[1] == row["sha256"])
+
+
 def _same(origin: Path, goal: Path, row: Mapping[str, Any]) -> bool:
     """What an earlier merge brought before it was killed: the same file, or an equal copy."""
     if origin.is_file() and goal.is_file() and os.path.samefile(origin, goal):
         return True
-    return size_of(goal) == row["size_bytes"] and measure(goal)[1] == str(row["sha256"])
+    return _whole(goal, row)
 
 
 def _bring_folder(origin: Path, goal: Path, *, copy: bool) -> bool:

@@ -38,9 +38,14 @@ class Shard:
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"
 
+    @classmethod
+    def of_key(cls, key: str, count: int) -> Shard:
+        """Which of `count` shares the job of this key (32 hex digits, see `jobs.job_key`) is in. Keys are hashes, so shares are alike."""
+        return cls(int(key[:16], 16) % count + 1, count)
+
     def holds(self, key: str) -> bool:
-        """Whether the job of this key (32 hex digits, see `jobs.job_key`) belongs to this share. Keys are hashes, so shares are alike."""
-        return int(key[:16], 16) % self.count == self.number - 1
+        """Whether the job of this key belongs to this share."""
+        return self == Shard.of_key(key, self.count)
 
     def of(self, jobs: Iterable[Job]) -> Iterator[Job]:
         """The share's jobs, in their order. Names were given to all of them before, so that no two shares use one."""

@@ -52,6 +52,10 @@ def test_three_shards_joined_are_one_run(tmp_path: Path) -> None:
     with Journal.read(tmp_path / "all/journal.sqlite") as journal:
         assert journal.counts()["done"] == 32
         assert journal.runs()[-1]["done_before"] == 32
+    # and merged into again
+    repeated = batchgen("merge", *folders, "-o", "all", folder=tmp_path)
+    assert repeated.code == 0, repeated
+    assert "32 already there" in repeated.err
 
 
 def test_wrong_shards_are_refused_before_anything_is_made(tmp_path: Path) -> None:

@@ -18,11 +18,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from batchgen.cli.main import run
+from batchgen.cli.manifest_options import _NAMES as MANIFEST_NAMES
+from batchgen.cli.run import command as run_command
+from batchgen.cli.settings import option_name
 from batchgen.errors import RefusedError
 from batchgen.events import JobFailed, MemorySample, OutputDone, StageBatchDone
 from batchgen.jobs import Job
 from batchgen.journal import Journal
-from batchgen.merging import check_target, merge, read_parts
+from batchgen.manifest.options import JobDefaults
+from batchgen.merging import JOB_OPTIONS, check_target, merge, not_there, read_parts
 from batchgen.outputs.image import write_image
 from batchgen.outputs.metadata import RECORD, settings_for
 from batchgen.outputs.store import Store
@@ -198,13 +203,89 @@ def test_a_foreign_file_under_an_outputs_name_is_never_written_over(tmp_path: Pa
     assert (tmp_path / "all/outputs" / foreign.output).read_bytes() == b"my holiday"
 
 
+@pytest.mark.parametrize("copy", [False, True])
+def test_an_output_damaged_without_a_change_of_size_is_left_to_be_rendered(tmp_path: Path, copy: bool) -> None:
+    jobs = make_jobs(6)
+    paths = make_shards(tmp_path, jobs)
+    victim = next(Shard(2, SHARDS).of(jobs)).output
+    path = paths[1] / "outputs" / victim
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 1
+    path.write_bytes(content)
+    found = join(tmp_path / "all", paths, copy=copy)
+    assert found.redone == [victim]
+    assert not (tmp_path / "all/outputs" / victim).exists()
+    with Journal.read(tmp_path / "all/journal.sqlite") as journal:
+        assert [row["output"] for row in journal.rows() if row["state"] == "pending"] == [victim]
+
+
+def test_an_output_damaged_after_a_killed_merge_had_linked_it_is_not_taken_for_whole(tmp_path: Path) -> None:
+    jobs = make_jobs(6)
+    paths = make_shards(tmp_path, jobs)
+    victim = next(Shard(2, SHARDS).of(jobs)).output
+    (tmp_path / "all/outputs").mkdir(parents=True)
+    parts = read_parts(paths)
+    os.link(paths[1] / "outputs" / victim, tmp_path / "all/outputs" / victim)
+    with (paths[1] / "outputs" / victim).open("r+b") as file:  # in place: both names see it
+        file.write(b"X")
+    found = merge(RunFolder(tmp_path / "all"), parts, say=lambda line: None)
+    assert found.redone == [victim]
+    assert not (tmp_path / "all/outputs" / victim).exists()
+
+
+def test_shards_that_are_not_there_are_known_until_merged_or_rendered(tmp_path: Path) -> None:
+    jobs = make_jobs(20)
+    paths, target = make_shards(tmp_path, jobs), RunFolder(tmp_path / "all")
+    join(target.path, [paths[0]], partial=True)
+    assert [str(shard) for shard in not_there(target, read_parts([paths[0]], partial=True))] == ["2/3", "3/3"]
+    join(target.path, [paths[1]], partial=True)
+    assert [str(shard) for shard in not_there(target, read_parts([paths[1]], partial=True))] == ["3/3"]
+    with Journal.open(target.journal) as journal:  # a run of the whole list
+        journal.ingest(jobs)
+    assert not_there(target, read_parts([paths[1]], partial=True)) == []
+
+
+def test_a_merge_that_lacks_a_shard_says_so_and_is_not_called_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = make_shards(tmp_path, make_jobs(6))
+    assert run(["merge", *map(str, paths[:2]), "--partial", "-o", str(tmp_path / "all")]) == 3
+    assert "shard 3/3 is not there" in capsys.readouterr().err
+    assert run(["merge", str(paths[2]), "--partial", "-o", str(tmp_path / "all")]) == 0
+    assert "is not there" not in capsys.readouterr().err
+
+
+def test_options_that_make_other_jobs_are_all_compared() -> None:
+    """Each option of a manifest is compared by itself, or stands among the settings that alter pixels."""
+    pixels = {name.replace("_", "-") for name in JobDefaults.__dataclass_fields__ if name != "num_images"} | {"size"}
+    options = {option_name(option) for option in run_command.params if option.name in MANIFEST_NAMES}
+    assert options - pixels - {"faults-file"} == set(JOB_OPTIONS) - {"limit", "video-format"}
+
+
+def test_columns_to_carry_may_be_named_at_once_or_one_by_one(tmp_path: Path) -> None:
+    jobs = make_jobs(3)
+    said = [{"carry": {"value": value}} for value in (["a,b"], ["a", "b"], ["a", "b"])]
+    paths = [make_shard(tmp_path / f"s{number}", number, jobs, settings=said[number - 1]).path for number in (1, 2, 3)]
+    assert len(read_parts(paths)) == SHARDS
+
+
+def test_a_file_in_the_place_of_the_new_folder_is_refused(tmp_path: Path) -> None:
+    paths = make_shards(tmp_path, make_jobs(3))
+    (tmp_path / "list.csv").write_text("prompt\n")
+    with pytest.raises(RefusedError, match="is a file"):
+        join(tmp_path / "list.csv", paths)
+    assert (tmp_path / "list.csv").read_text() == "prompt\n"
+
+
 REFUSED = {
     "other-pixels": ({"pixel_settings": PIXELS | {"steps": 8}}, "steps: 4 -> 8"),
     "another-manifest": ({"manifest": {"path": "/lists/p.csv", "sha256": "cd34"}}, "manifest: ab12 -> cd34"),
     "another-number-of-shards": ({"shard": "2/5"}, "shards: 3 -> 5"),
     "the-same-shard-twice": ({"shard": "1/3"}, "shard 1/3 is named twice"),
     "no-shard-at-all": ({"shard": None}, "is no shard"),
-    "another-limit": ({"settings": {"limit": {"value": 5}}}, "limit: not set -> 5"),
+    "another-limit": ({"settings": {"limit": {"value": 5}}}, "--limit: not set -> 5"),
+    "another-number-of-pictures": ({"settings": {"num-images": {"value": 2}}}, "--num-images: not set -> 2"),
+    "another-column": ({"settings": {"prompt-column": {"value": "text"}}}, "--prompt-column: not set -> text"),
+    "rows-left-out": ({"settings": {"dedupe": {"value": True}}}, "--dedupe: not set -> true"),
+    "other-columns-carried": ({"settings": {"carry": {"value": ["seed"]}}}, "--carry: not set -> seed"),
 }
 
 

@@ -12,15 +12,18 @@ from batchgen.cli.finishing import write_jobs_table
 from batchgen.cli.places import RunPath, store_of
 from batchgen.errors import EXIT_DONE, EXIT_SOME_FAILED, DiskError
 from batchgen.journal import Journal
-from batchgen.merging import Part, check_target, merge, read_parts
+from batchgen.merging import Part, check_target, merge, not_there, read_parts
 from batchgen.outputs.files import atomic_write
 from batchgen.report.html import write_report
 from batchgen.report.measured import add_up
 from batchgen.report.safe import printable
 from batchgen.runfolder import RunFolder
+from batchgen.shards import Shard
+
+_SHOWN = 10
 
 
-@click.command(epilog="Exit codes: 0 joined, all jobs done; 2 refused; 3 joined, some jobs failed or are left.")
+@click.command(epilog="Exit codes: 0 joined, all jobs done; 2 refused; 3 joined, some jobs failed or are left, or shards are missing.")
 @click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=RunPath())
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path), help="The whole run's folder.")
 @click.option("--copy", is_flag=True, help="Copy outputs instead of linking them.")
@@ -45,11 +48,18 @@ def command(folders: tuple[Path, ...], output: Path, copy: bool, partial: bool) 
         _join_tables(target, parts)
         add_up(target, [part.folder for part in parts])
         report = write_report(target)
-    for line in found.lines:
+    missing = not_there(target, parts)
+    for line in (*found.lines, *missing_lines(missing)):
         click.echo(printable(line), err=True)
     said = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     sys.stdout.write(f"{target.path}: {said or 'no jobs'}\n{report}\n")
-    return EXIT_SOME_FAILED if any(counts[state] for state in ("pending", "failed", "filtered")) else EXIT_DONE
+    return EXIT_SOME_FAILED if missing or any(counts[state] for state in ("pending", "failed", "filtered")) else EXIT_DONE
+
+
+def missing_lines(missing: Sequence[Shard]) -> list[str]:
+    """For people: one line for each of the first shards that are not there."""
+    said = [f"shard {shard} is not there: its jobs are missing" for shard in missing[:_SHOWN]]
+    return [*said, f"... and {len(missing) - _SHOWN} more shards"] if len(missing) > _SHOWN else said
 
 
 def _join_tables(target: RunFolder, parts: Sequence[Part]) -> None:

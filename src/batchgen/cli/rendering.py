@@ -123,7 +123,8 @@ def render(request: RenderRequest, worker: WorkerProcess | None = None) -> Outco
         stack.enter_context(journal)
         if journal.damaged is not None:
             note(f"the journal was damaged; it is kept as {journal.damaged.name}, and finished outputs are found by themselves")
-        folder.write_run(run_record(request, facts, pixels, remote))
+        merged = (folder.read_run() or {}).get("merged")  # kept, so that shards can be merged in after a run of the whole
+        folder.write_run(run_record(request, facts, pixels, remote) | ({} if merged is None else {"merged": merged}))
         taken = journal.ingest(_jobs(path, options, run.shard), complete=run.limit is None, mark=_mark(path, options, run.shard))
         journal.set_skipped((row.row, None, row.reason) for row in checked.skipped)
         if taken.vanished:
