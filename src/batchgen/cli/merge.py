@@ -10,10 +10,11 @@ import click
 
 from batchgen.cli.finishing import write_jobs_table
 from batchgen.cli.places import RunPath, store_of
-from batchgen.errors import EXIT_DONE, EXIT_SOME_FAILED, DiskError
+from batchgen.errors import EXIT_DONE, EXIT_SOME_FAILED, DiskError, UsageError
 from batchgen.journal import Journal
 from batchgen.merging import Part, check_target, merge, not_there, read_parts
 from batchgen.outputs.files import atomic_write
+from batchgen.outputs.urls import check_slashes, is_url, without_secrets
 from batchgen.report.html import write_report
 from batchgen.report.measured import add_up
 from batchgen.report.safe import printable
@@ -25,10 +26,10 @@ _SHOWN = 10
 
 @click.command(epilog="Exit codes: 0 joined, all jobs done; 2 refused; 3 joined, some jobs failed or are left, or shards are missing.")
 @click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=RunPath())
-@click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path), help="The whole run's folder.")
+@click.option("-o", "--output", required=True, metavar="DIR", help="The whole run's folder.")
 @click.option("--copy", is_flag=True, help="Copy outputs instead of linking them.")
 @click.option("--partial", is_flag=True, help="Join what there is though shards are missing; merge again when they are there.")
-def command(folders: tuple[Path, ...], output: Path, copy: bool, partial: bool) -> int:
+def command(folders: tuple[Path, ...], output: str, copy: bool, partial: bool) -> int:
     """Join the folders of runs with --shard 1/N ... N/N into one run folder: journal, outputs, tables, report.
 
     \b
@@ -37,8 +38,12 @@ def command(folders: tuple[Path, ...], output: Path, copy: bool, partial: bool) 
     Outputs are hard links where the file system has them. Merging again takes over what shards have done since; a merge that was
     killed is finished by the same command. The new folder can be run like any other, without --shard: that renders what is left.
     """
+    if is_url(output):
+        message = f"{without_secrets(output)}: shards are joined into a folder on a disk"
+        raise UsageError(message, option="--output", hint="Name a folder with -o.")
+    check_slashes(output)
     parts = read_parts(folders, partial=partial)
-    target = RunFolder(output.absolute())
+    target = RunFolder(Path(output).absolute())
     check_target(target, parts)
     with target.lock():
         found = merge(target, parts, copy=copy, say=lambda line: click.echo(printable(line), err=True), store_of=store_of)

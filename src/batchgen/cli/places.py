@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from batchgen.cli.run_options import RunOptions
-from batchgen.errors import UsageError
-from batchgen.outputs.urls import Location, is_url, state_folder
+from batchgen.errors import RefusedError, UsageError
+from batchgen.outputs.urls import Location, check_slashes, is_url, state_folder
 from batchgen.runfolder import RunFolder
 
 if TYPE_CHECKING:
@@ -24,7 +24,17 @@ class RunPath(click.ParamType[Path]):
 
     def convert(self, value: str | Path, parameter: click.Parameter | None, context: click.Context | None) -> Path:
         text = str(value)
-        return state_folder(Location.parse(text), os.environ) if is_url(text) else Path(text)
+        if not is_url(text):
+            check_slashes(text, option=None)
+            return Path(text)
+        location = Location.parse(text)
+        folder = state_folder(location, os.environ)
+        if not RunFolder(folder).run_json.exists() and not RunFolder(folder).journal.exists():
+            raise RefusedError(
+                f"no state of a run into {location.shown} is here: {folder} has no run.json",
+                hint="If the run was begun with --state, name that folder instead. The state lies on the machine that ran it.",
+            )
+        return folder
 
 
 def run_place(run: RunOptions, default: Path) -> tuple[Path, Store | None]:
@@ -32,6 +42,8 @@ def run_place(run: RunOptions, default: Path) -> tuple[Path, Store | None]:
 
     Raises UsageError, RefusedError for a place that cannot be written to, StoreError.
     """
+    if run.output is not None:
+        check_slashes(run.output)
     if run.output is None or not is_url(run.output):
         if run.state is not None:
             raise UsageError(

@@ -108,6 +108,8 @@ def render(request: RenderRequest, worker: WorkerProcess | None = None) -> Outco
         note = _notes(request.run)
         for line in (*facts.model.notes, *map(str, checked.warnings)):
             note(line)
+        if store is not None and store.warning is not None:
+            note(store.warning)
         facts = fitted(request, facts, checked, note, place)
         folder = RunFolder.open(folder_path, manifest_path=_kept(request.manifest, path, folder_path), new=request.run.new)
         pixels = pixel_settings(request, facts)

@@ -226,7 +226,15 @@ def processes(request: RenderRequest, facts: Facts) -> int:
 
 
 def cpu_ranks(request: RenderRequest, platform: Platform, devices: tuple[DeviceFacts, ...]) -> tuple[DeviceFacts, ...]:
-    """The devices; with --fsdp on the CPU each of --workers is one, for a group has a process a device."""
-    if not request.overrides.fsdp or platform != "cpu" or len(devices) != 1 or (request.run.workers or 1) < 2:
+    """The devices; with --fsdp on the CPU each of --workers is one, for a group has a process a device. Raises UsageError."""
+    workers = request.run.workers
+    if not request.overrides.fsdp or platform != "cpu":
+        return devices
+    if len(request.run.devices) > 1 and workers is not None and workers != len(devices):
+        raise UsageError(
+            f"--workers {workers} beside --fsdp and {len(devices)} devices: a sharded denoiser has one process a device",
+            option="--workers", hint=f"Leave it out, or write --devices {','.join(['cpu'] * min(workers, 8))}.",
+        )
+    if len(devices) != 1 or (workers or 1) < 2:
         return devices
     return device.probe(("cpu",) * (request.run.workers or 1))[1]

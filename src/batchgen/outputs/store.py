@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
+import re
 import secrets
 import shutil
 import time
@@ -24,6 +25,7 @@ from batchgen.outputs.urls import S3, Location, without_secrets
 T = TypeVar("T")
 
 ATTEMPTS = 7
+PROBE_ATTEMPTS = 3  # at a store that nobody answers for, before the night: a wrong address stays wrong
 FIRST_PAUSE_SECONDS = 0.5  # doubled each time: about half a minute in all
 _OBJECTS = S3 | {"gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "memory"}  # a put is atomic there
 _LOCAL = frozenset({"file", "local"})
@@ -32,6 +34,10 @@ _FINAL = (
     "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "InvalidEndpointError", "ParamValidationError", "ImportError",
     "ModuleNotFoundError",
 )
+_UNREACHED = frozenset({
+    "EndpointConnectionError", "ConnectTimeoutError", "ConnectionRefusedError", "ClientConnectorError", "ConnectionTimeoutError",
+    "gaierror",
+})
 _KEY, _HASH = "batchgen-key", "batchgen-sha256"
 
 
@@ -42,6 +48,10 @@ class Remote:
     size_bytes: int
     key: str | None = None
     sha256: str | None = None
+
+
+class UnreachedError(StoreError):
+    """Nobody answers at the store's endpoint: nothing was asked of names, rights and credentials."""
 
 
 class Store:
@@ -86,18 +96,28 @@ class Store:
         """What one process puts no other sees."""
         return self.location.protocol == "memory"
 
+    @property
+    def warning(self) -> str | None:
+        """One line for people, where what is put is not kept."""
+        if not self.process_bound:
+            return None
+        return f"{self.shown} holds the outputs in this process's memory: they are lost at its end; name a folder or a store to keep them"
+
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
-    def _tried(self, what: str, act: Callable[[], T]) -> T:
-        """The act's result, after passing failures too. FileNotFoundError passes through; raises StoreError."""
+    def _tried(self, what: str, act: Callable[[], T], *, unreached_attempts: int = ATTEMPTS) -> T:
+        """The act's result, after passing failures too. FileNotFoundError passes through; raises StoreError.
+
+        `unreached_attempts`: how often to try where nobody answers at the endpoint.
+        """
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 return act()
             except FileNotFoundError:
                 raise
             except Exception as error:  # noqa: BLE001  each family of stores raises its own
-                if attempt == ATTEMPTS or _final(error):
+                if attempt == ATTEMPTS or _final(error) or (attempt >= unreached_attempts and _unreached(error)):
                     raise self._error(what, error) from None
             # a crowd of workers that were turned away together does not come back together
             self._pause(FIRST_PAUSE_SECONDS * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))  # noqa: S311 no secret
@@ -105,6 +125,13 @@ class Store:
 
     def _error(self, what: str, error: BaseException) -> StoreError:
         first = (without_secrets(str(error)).strip().splitlines() or [""])[0]
+        if _unreached(error):
+            endpoint = re.search(r"https?://[^/\s\"']+", first)
+            place = f"its endpoint {endpoint.group()} could not be reached" if endpoint else f"it could not be reached: {first}"
+            return UnreachedError(
+                f"{self.shown}: {what} failed: {place}",
+                hint="Everything finished so far is kept. Look to the network, and run the same command again; it resumes.",
+            )
         return StoreError(
             f"{self.shown}: {what} failed: {type(error).__name__}: {first}",
             hint="Everything finished so far is kept. Look to the store and its credentials, and run the same command again; it resumes.",
@@ -114,10 +141,13 @@ class Store:
         """Writes and removes a small object, so that a wrong name or missing right is known before the night. Raises RefusedError."""
         name = f"{TEMP_PREFIX}{secrets.token_hex(6)}{TEMP_SUFFIX}"
         try:
-            self._tried("writing", lambda: self._fs.pipe_file(self._path(name), b"batchgen"))
+            self._tried("writing", lambda: self._fs.pipe_file(self._path(name), b"batchgen"), unreached_attempts=PROBE_ATTEMPTS)
             self._tried("removing", lambda: self._fs.rm_file(self._path(name)))
         except FileNotFoundError:
             raise RefusedError(f"{self.shown} does not exist", hint="Make the bucket or folder first, or name another with -o.") from None
+        except UnreachedError as error:
+            how = "AWS_ENDPOINT_URL, or endpoint_url in the address" if self.location.protocol in S3 else "host and port in the address"
+            raise RefusedError(error.message, hint=f"Look to the endpoint ({how}) and the network.") from None
         except StoreError as error:
             raise RefusedError(error.message, hint="Look to the name and the credentials.") from None
 
@@ -213,6 +243,16 @@ class Store:
 def _copy(local: Path, handle: BinaryIO) -> None:
     with local.open("rb") as source:
         shutil.copyfileobj(source, handle, 1 << 20)
+
+
+def _unreached(error: BaseException) -> bool:
+    """Was there nobody at the address? The libraries wrap what the system said."""
+    said: BaseException | None = None if _final(error) else error  # credentials may be looked for at addresses of their own
+    while said is not None:
+        if {kind.__name__ for kind in type(said).__mro__} & _UNREACHED:
+            return True
+        said = said.__cause__ or said.__context__
+    return False
 
 
 def _final(error: BaseException) -> bool:

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from batchgen.errors import UsageError
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*(?:::[A-Za-z][A-Za-z0-9+.\-]*)*://")
+_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):/(?!/)")  # a drive has one letter
 _IN_TEXT = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*://)([^\s'\"<>]*)")
 S3 = frozenset({"s3", "s3a"})
 # What a query of an S3 URL may say, and nothing else: the rest of a query would be thrown away unseen.
@@ -24,6 +25,17 @@ _S3_QUERY = ("endpoint_url", "region", "profile", "anon", "key", "secret", "toke
 def is_url(text: str) -> bool:
     """`s3://bucket/prefix`, `memory://runs`; not `C:\\x` and no path."""
     return _URL.match(text) is not None
+
+
+def check_slashes(text: str, option: str | None = "--output") -> None:
+    """Raises UsageError for `s3:/bucket/run`, which as a path would be a folder that nobody meant."""
+    if match := _ONE_SLASH.match(text):
+        meant = without_secrets(f"{match.group(1)}://{text[match.end():]}")
+        shown = meant.replace("://", ":/", 1)
+        raise UsageError(
+            f"{shown} is neither an address nor a folder: did you mean {meant}?", option=option,
+            hint=f"An address has two slashes after the colon. A folder of that name is written ./{shown}",
+        )
 
 
 def without_secrets(text: str) -> str:

@@ -20,7 +20,8 @@ def ruled_size(facts: PlanFacts) -> int:
         return most
     if asked > most:
         where = "selected" if most == len(facts.devices) else "on one machine"
-        raise UsageError(f"{OPTION} {asked}: {most} devices are {where}", option=OPTION, hint=f"Use 2 to {most}, or leave it out.")
+        use = f"Use 2 to {most}, or leave it out." if most > 2 else "Use 2, or leave it out." if most == 2 else "Leave it out."
+        raise UsageError(f"{OPTION} {asked}: {most} {'device is' if most == 1 else 'devices are'} {where}", option=OPTION, hint=use)
     return asked
 
 

@@ -10,6 +10,7 @@ import pytest
 from batchgen.cli.request import (
     Facts,
     RenderRequest,
+    cpu_ranks,
     default_folder,
     engine_pixels,
     engine_settings,
@@ -18,6 +19,8 @@ from batchgen.cli.request import (
     with_profile,
 )
 from batchgen.cli.run_options import RunOptions
+from batchgen.errors import UsageError
+from batchgen.inventory import device
 from batchgen.inventory.host import host_share
 from batchgen.inventory.model import ModelOptions
 from batchgen.inventory.records import ComponentFacts, DeviceFacts, ModelFacts, Profile
@@ -65,6 +68,17 @@ def test_the_default_folder_is_one_plain_name_below_results(manifest: str, model
     found = default_folder(manifest, model)
     assert found.parent == Path("results")
     assert found.name.startswith(name)
+
+
+@pytest.mark.parametrize(("devices", "workers", "ranks"), [(1, 3, 3), (1, None, 1), (2, None, 2), (2, 2, 2), (2, 3, None), (3, 2, None)])
+def test_a_sharded_denoiser_has_a_process_a_device(devices: int, workers: int | None, ranks: int | None) -> None:
+    asked = request(overrides=Overrides(fsdp=True), run=RunOptions(devices=("cpu",) * devices, workers=workers))
+    found = device.probe(("cpu",) * devices)[1]
+    if ranks is None:
+        with pytest.raises(UsageError, match=f"--workers {workers} beside --fsdp and {devices} devices"):
+            cpu_ranks(asked, "cpu", found)
+    else:
+        assert len(cpu_ranks(asked, "cpu", found)) == ranks
 
 
 def test_what_the_user_says_wins_over_the_profile() -> None:

@@ -20,7 +20,7 @@ from batchgen.outputs.delivery import Delivery
 from batchgen.outputs.files import measure
 from batchgen.outputs.image import write_image
 from batchgen.outputs.metadata import RECORD, settings_for
-from batchgen.outputs.store import ATTEMPTS, Store
+from batchgen.outputs.store import ATTEMPTS, PROBE_ATTEMPTS, Store
 from batchgen.outputs.urls import Location
 from batchgen.remotecheck import reconcile_remote, verify_remote
 from batchgen.runfolder import RunFolder
@@ -119,6 +119,18 @@ def test_a_place_that_cannot_be_written_to_is_found_before_the_night(address: st
     with pytest.raises(RefusedError) as caught:
         Store(Location.parse(address), pause=lambda seconds: None).probe()
     assert caught.value.exit_code == 2
+
+
+def test_a_store_that_nobody_answers_for_is_said_to_be_out_of_reach(s3: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "http://127.0.0.1:9"
+    for name, value in (s3.environment | {"AWS_ENDPOINT_URL": url}).items():
+        monkeypatch.setenv(name, value)
+    pauses: list[float] = []
+    with pytest.raises(RefusedError) as caught:
+        Store(Location.parse("s3://night/a"), pause=pauses.append).probe()
+    assert f"its endpoint {url} could not be reached" in caught.value.message
+    assert "credentials" not in str(caught.value)
+    assert len(pauses) == PROBE_ATTEMPTS - 1, "a wrong address is not waited for"
 
 
 def test_a_protocol_that_nobody_speaks_is_refused() -> None:
@@ -276,4 +288,11 @@ def test_checkpoints_come_in_their_time_and_one_that_fails_stops_nothing(folder:
 
 def test_what_memory_holds_is_bound_to_its_process() -> None:
     assert Store(Location.parse("memory://x")).process_bound
+
+
+def test_a_place_in_memory_alone_warns_that_it_is_lost(tmp_path: Path) -> None:
+    warning = Store(Location.parse("memory://x/z")).warning
+    assert warning is not None
+    assert warning.startswith("memory://x/z holds the outputs in this process's memory")
+    assert Store(Location.parse(f"file://{tmp_path}")).warning is None
     assert isinstance(Store(Location.parse("memory://x"))._fs, fsspec.get_filesystem_class("memory"))

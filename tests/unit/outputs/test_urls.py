@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from batchgen.errors import UsageError
-from batchgen.outputs.urls import Location, is_url, state_folder, without_secrets
+from batchgen.outputs.urls import Location, check_slashes, is_url, state_folder, without_secrets
 
 SECRET = "hunter2"
 BARED = {
@@ -50,6 +50,21 @@ def test_addresses_that_lead_nowhere_are_refused(text: str) -> None:
 @pytest.mark.parametrize(("text", "url"), [("s3://b/x", True), ("memory://x", True), ("out/x", False), ("C:\\out", False), ("/a//b", False), ("a:b", False)])
 def test_what_is_an_address(text: str, url: bool) -> None:
     assert is_url(text) == url
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("s3:/night/x", "s3://night/x"), ("memory:/x", "memory://x"), ("gs:/b", "gs://b"), (f"s3:/a:{SECRET}@b/x?secret={SECRET}", "s3://b/x")],
+)
+def test_an_address_with_one_slash_is_no_folder(text: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=f"did you mean {meant}") as caught:
+        check_slashes(text)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["s3://b/x", "out/x", "C:/out", "C:\\out", "/a//b", "./s3:/night", "a:b", "out/s3:/x"])
+def test_folders_and_addresses_have_the_slashes_they_need(text: str) -> None:
+    check_slashes(text)
 
 
 def test_each_place_has_a_state_of_its_own() -> None:

@@ -9,10 +9,11 @@ from fitting import FAST, GIB, MIB, SHAPE, facts, fitted, modes, rehearsed
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from batchgen.errors import PlanRefusedError
+from batchgen.errors import PlanRefusedError, UsageError
 from batchgen.inventory.records import Profile
 from batchgen.plan.batching import Layout, stage_models
 from batchgen.plan.fit import FitOptions, fit_plan
+from batchgen.plan.groups import ruled_size
 from batchgen.plan.planner import make_plan
 from batchgen.plan.records import Plan, Workload
 from batchgen.plan.timing import Speeds
@@ -47,6 +48,15 @@ def test_groups_are_as_small_as_hold_the_model(available: int, count: int, asked
     assert modes(plan)["transformer"] == "fsdp"
     assert len({name for group in plan.groups for name in group}) == expected[0] * expected[1]
     assert f"over {expected[1]} devices" in plan.placement("transformer").reason
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(2, "2 devices are selected\nUse 2, or leave it out"), (3, "3 devices are selected\nUse 2 to 3, or"), (1, "1 device is selected\nLeave it out")],
+)
+def test_a_group_of_more_devices_than_there_are_is_refused_with_those_that_can_be(count: int, words: str) -> None:
+    with pytest.raises(UsageError, match=f"--fsdp-group-size 4: {words}"):
+        ruled_size(facts(rehearsed(text=2 * GIB), 20, count=count, fsdp=True, group_size=4))
 
 
 def test_a_group_never_reaches_beyond_one_machine() -> None:

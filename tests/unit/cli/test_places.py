@@ -1,0 +1,48 @@
+"""Where a run's folder is looked for, and what is said where none is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from batchgen.cli.main import run
+from batchgen.cli.places import RunPath
+from batchgen.errors import RefusedError, UsageError
+from batchgen.outputs.urls import Location, state_folder
+from batchgen.runfolder import RunFolder
+
+PLACE = "s3://night/a"
+
+
+@pytest.fixture(autouse=True)
+def states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "states"))
+    return state_folder(Location.parse(PLACE), {"XDG_STATE_HOME": str(tmp_path / "states")})
+
+
+def test_a_place_stands_for_the_state_of_its_run(states: Path) -> None:
+    RunFolder(states).prepare()
+    RunFolder(states).write_run({})
+    assert RunPath().convert(PLACE, None, None) == states
+
+
+def test_a_place_whose_state_is_elsewhere_is_refused_with_where_to_look() -> None:
+    with pytest.raises(RefusedError) as caught:
+        RunPath().convert("s3://key:hunter2@night/a", None, None)
+    assert "no state of a run into s3://night/a is here" in str(caught.value)
+    assert "begun with --state, name that folder" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_address_with_one_slash_is_no_folder_to_look_at() -> None:
+    with pytest.raises(UsageError, match="did you mean s3://night/a"):
+        RunPath().convert("s3:/night/a", None, None)
+
+
+@pytest.mark.parametrize(("output", "words"), [("s3:/night/a", "did you mean s3://night/a"), ("s3://night/a", "a folder on a disk")])
+def test_shards_are_joined_into_no_address(output: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["merge", "s1", "-o", output]) == 2
+    assert words in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
