@@ -65,6 +65,19 @@ def finished_run(
     return folder
 
 
+def skip_rows(folder: RunFolder, count: int) -> None:
+    """As `--skip-invalid` leaves them: `count` rows that became no job, the first of them in line 10."""
+    with Journal.open(folder.journal) as journal:
+        journal.set_skipped([(10 + number, None, "steps: 'many' is | not a number") for number in range(count)])
+
+
+def without_rows(folder: RunFolder, gone: Sequence[int], *, complete: bool = True) -> None:
+    """Takes the manifest over again without some rows; not `complete`: they are left out by a limit."""
+    with Journal.open(folder.journal) as journal:
+        jobs = [job(row["index"], row["prompt"], output=row["output"]) for row in journal.rows()]
+        journal.ingest([item for item in jobs if item.index not in gone], complete=complete)
+
+
 def as_a_night(folder: RunFolder) -> None:
     """Gives the run the times of a night: stopped after four hours, resumed a day later for two, by two workers."""
     hour, begin, later = 3600.0, 1_000_000.0, 1_100_000.0

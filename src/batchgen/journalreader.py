@@ -20,6 +20,8 @@ STATES = ("pending", "running", "done", "failed", "filtered", "vanished")
 _CHUNK = 500
 _ROWS_NAMED = 20
 _GROUPS_WITH_EXAMPLES = 200
+# flags are joined by commas; adopted outputs were found on the disk and not made by the run that journalled them
+_MADE = "state = 'done' AND ',' || coalesce(flags, '') || ',' NOT LIKE '%,adopted,%'"
 _COUNTED = "CASE gone WHEN 1 THEN 'vanished' ELSE state END"
 
 
@@ -121,6 +123,19 @@ class JournalReader:
         """The manifest's jobs of one state, in its order."""
         sql = "SELECT key, state, output, size_bytes, sha256, written_at FROM jobs WHERE state = ? AND gone = 0 ORDER BY idx, k"
         yield from (Known(*row) for row in self._stream(sql, (state,)))
+
+    def finished(self) -> Iterator[Known]:
+        """As `known("done")`, with those that the last run's limit left out: what was rendered of the manifest."""
+        sql = "SELECT key, state, output, size_bytes, sha256, written_at FROM jobs WHERE state = 'done' AND gone != 1 ORDER BY idx, k"
+        yield from (Known(*row) for row in self._stream(sql, ()))
+
+    def left_behind(self) -> Iterator[str]:
+        """Paths below outputs/ that belong to rows no longer in the manifest: of vanished jobs, and of outputs that a new journal found
+        by their own metadata and no job took over. Not of those that failed: they have no file."""
+        yield from (row[0] for row in self._stream(
+            "SELECT output FROM jobs WHERE gone = 1 AND state NOT IN ('failed', 'filtered') "
+            "UNION SELECT output FROM found WHERE key NOT IN (SELECT key FROM jobs)", (),
+        ))
 
     def job(self, key: str) -> Job:
         """Raises KeyError."""
@@ -246,9 +261,9 @@ class JournalReader:
         return found
 
     def written_times(self) -> Iterator[float]:
-        """When each output was journalled, epoch seconds, oldest first."""
+        """When each output that a run made was journalled, epoch seconds, oldest first. Adopted ones are left out."""
         last = (-1.0, -1)
-        sql = "SELECT written_at, rowid FROM jobs WHERE state = 'done' AND (written_at, rowid) > (?, ?) ORDER BY written_at, rowid LIMIT ?"
+        sql = f"SELECT written_at, rowid FROM jobs WHERE {_MADE} AND (written_at, rowid) > (?, ?) ORDER BY written_at, rowid LIMIT ?"  # noqa: S608
         while rows := self._all(sql, (*last, _CHUNK)):
             yield from (float(row[0]) for row in rows)
             last = (float(rows[-1][0]), int(rows[-1][1]))
@@ -271,8 +286,9 @@ class JournalReader:
             yield from (tuple(row)[:-1] for row in rows)
             last = rows[-1]["rowid"]
 
-    def done_since(self, when: float) -> int:
-        return int(self._one("SELECT count(*) FROM jobs WHERE state = 'done' AND written_at >= ?", (when,)))
+    def made_since(self, when: float) -> int:
+        """How many outputs were rendered since; adopted ones are not counted."""
+        return int(self._one(f"SELECT count(*) FROM jobs WHERE {_MADE} AND written_at >= ?", (when,)))  # noqa: S608 a constant
 
     def mean_output_bytes(self) -> float | None:
         """Mean size of the outputs so far; None before the first."""

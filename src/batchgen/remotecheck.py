@@ -106,7 +106,7 @@ def verify_remote(store: Store, journal: Journal, tally: Tally) -> Iterator[Find
     """As `verify`, of outputs in a store: each is read. Raises StoreError."""
     there = store.sizes(OUTPUTS)
     owned: set[str] = set()
-    for row in journal.known("done"):
+    for row in journal.finished():
         tally.checked += 1
         owned.add(name_key(row.output))
         size = there.get(row.output)
@@ -120,6 +120,9 @@ def verify_remote(store: Store, journal: Journal, tally: Tally) -> Iterator[Find
             yield Finding("changed", row.output, text)
         else:
             tally.size_bytes += row.size_bytes or 0
+    gone = {name_key(output) for output in journal.left_behind()} - owned
     for name in sorted(there):
-        if name_key(name) not in owned:
+        if name_key(name) in gone:
+            tally.vanished += 1
+        elif name_key(name) not in owned:
             yield Finding("stranger", name, "no done job of this run owns it")

@@ -34,16 +34,18 @@ class Tally:
 
     checked: int = 0
     size_bytes: int = 0
+    vanished: int = 0  # files of rows that the manifest no longer has: kept, and not compared
 
 
 def verify(folder: RunFolder, journal: Journal, tally: Tally | None = None) -> Iterator[Finding]:
     """Every done job's file by size and hash, then the files that no job owns. Streams; memory grows with names alone.
 
+    Files of rows that went from the manifest are no findings: `tally` counts them.
     A clip kept as a folder of frames counts as one output.
     """
     tally = tally if tally is not None else Tally()
     owned: set[str] = set()
-    for row in journal.known("done"):
+    for row in journal.finished():
         tally.checked += 1
         owned.add(name_key(row.output))
         path = folder.outputs / row.output
@@ -52,7 +54,8 @@ def verify(folder: RunFolder, journal: Journal, tally: Tally | None = None) -> I
             yield found
         else:
             tally.size_bytes += row.size_bytes or 0
-    yield from _strangers(folder.outputs, owned)
+    gone = {name_key(output) for output in journal.left_behind()} - owned
+    yield from _strangers(folder.outputs, owned, gone, tally)
 
 
 def _compare(path: Path, output: str, size_bytes: int | None, sha256: str | None) -> Finding | None:
@@ -70,13 +73,15 @@ def _compare(path: Path, output: str, size_bytes: int | None, sha256: str | None
     return None
 
 
-def _strangers(outputs: Path, owned: set[str]) -> Iterator[Finding]:
+def _strangers(outputs: Path, owned: set[str], gone: set[str], tally: Tally) -> Iterator[Finding]:
     for root, folders, names in os.walk(outputs):
         inside = Path(root).relative_to(outputs)
+        keys = {name: name_key((inside / name).as_posix()) for name in (*folders, *names)}
+        tally.vanished += sum(key in gone for key in keys.values())
         # a folder that is itself an output holds a clip's frames
-        folders[:] = sorted(name for name in folders if name_key((inside / name).as_posix()) not in owned)
+        folders[:] = sorted(name for name in folders if keys[name] not in owned and keys[name] not in gone)
         for name in sorted(names):
             path = (inside / name).as_posix()
-            if name_key(path) not in owned:
+            if keys[name] not in owned and keys[name] not in gone:
                 text = "left behind by a run that was killed" if is_temp(name) else "no done job of this run owns it"
                 yield Finding("stranger", path, text)

@@ -6,7 +6,7 @@ import json
 
 from commandline import batchgen
 
-from reportkit import finished_run
+from reportkit import finished_run, without_rows
 
 
 def test_a_changed_byte_a_missing_file_and_a_stranger_are_named(tmp_path):
@@ -30,3 +30,16 @@ def test_a_changed_byte_a_missing_file_and_a_stranger_are_named(tmp_path):
     assert "3 findings" in said.out
     found = json.loads(batchgen("verify", "run", "--json", folder=tmp_path).out)
     assert sorted(finding["wrong"] for finding in found["findings"]) == ["changed", "missing", "stranger"]
+
+
+def test_files_of_rows_no_longer_in_the_manifest_are_a_note_and_no_alarm(tmp_path):
+    without_rows(finished_run(tmp_path / "run", ["a", "b", "c"]), [1, 2])
+    said = batchgen("verify", "run", folder=tmp_path)
+    assert said.code == 0, said
+    assert said.out.splitlines()[0] == "2 files of rows no longer in the manifest, not compared"
+    assert "1 output checked" in said.out
+    assert "nothing is wrong" in said.out
+    said = batchgen("verify", "run", "--json", folder=tmp_path)
+    assert said.code == 0, said
+    found = json.loads(said.out)
+    assert (found["checked"], found["vanished"], found["findings"]) == (1, 2, [])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from batchgen.journal import Journal
+from batchgen.reconcile import open_journal
 from batchgen.verify import Tally, verify
-from reportkit import finished_run
+from reportkit import finished_run, job, without_rows
 
 
 @pytest.fixture
@@ -54,3 +55,53 @@ def test_everything_done_is_counted(run):
     found(run, tally)
     assert tally.checked == 3
     assert tally.size_bytes == sum((run.outputs / f"00000{number}.png").stat().st_size for number in range(3))
+
+
+def clip_of_frames(run):
+    """Job 1's output becomes a folder of frames."""
+    with Journal.open(run.journal) as journal, journal._writing() as db:
+        db.execute("UPDATE jobs SET output = 'clip', name_key = 'clip' WHERE idx = 1")
+    (run.outputs / "000001.png").unlink()
+    (run.outputs / "clip").mkdir()
+    for number in range(3):
+        (run.outputs / "clip" / f"{number:05d}.png").write_bytes(b"x")
+
+
+def journal_lost(run):
+    """The journal is begun anew with the rows that the manifest still has."""
+    run.journal.unlink()
+    journal, recovered = open_journal(run)
+    with journal:
+        assert recovered == 0  # the kit's pictures name no job: they are found as a run's are
+        journal.set_found([(f"{number:032x}", f"{number:06d}.png", None) for number in range(3)])
+        journal.ingest([job(0, "a")])
+        journal._db.execute("UPDATE jobs SET state = 'done'")
+
+
+CHANGED = [
+    ("files of vanished rows are counted and no finding", lambda run: without_rows(run, [0, 1]), 2, []),
+    ("a vanished clip is one file and its frames are no strangers", lambda run: (clip_of_frames(run), without_rows(run, [1])), 1, []),
+    ("a vanished file that was taken away is missed by nobody", lambda run: (without_rows(run, [0, 1]), cut(run), (run.outputs / "000000.png").unlink()),
+     1, []),
+    ("a file under a vanished job's name that failed is a stranger", lambda run: (without_rows(run, [3]), (run.outputs / "000003.png").write_bytes(b"x")),
+     0, [("stranger", "000003.png")]),
+    ("a stranger beside vanished rows is found", lambda run: (without_rows(run, [0]), (run.outputs / "holiday.png").write_bytes(b"x")),
+     1, [("stranger", "holiday.png")]),
+    ("rows that came back are checked again", lambda run: (without_rows(run, [0, 1]), without_rows(run, []), cut(run)), 0, [("changed", "000001.png")]),
+    ("what a limit left out is checked and no stranger", lambda run: (without_rows(run, [1, 2], complete=False), cut(run)),
+     0, [("changed", "000001.png")]),
+]
+
+
+@pytest.mark.parametrize(("change", "vanished", "expected"), [case[1:] for case in CHANGED], ids=[case[0] for case in CHANGED])
+def test_a_changed_manifest_raises_no_false_alarm(run, change, vanished, expected):
+    change(run)
+    tally = Tally()
+    assert (found(run, tally), tally.vanished) == (expected, vanished)
+
+
+def test_outputs_of_vanished_rows_are_known_to_a_journal_begun_anew(run):
+    journal_lost(run)
+    tally = Tally()
+    assert [wrong for wrong in found(run, tally) if wrong[0] == "stranger"] == []
+    assert tally.vanished == 2

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.console import Console, RenderableType
 
@@ -19,6 +19,7 @@ from batchgen.plan.records import Plan
 from batchgen.rehearsal import cache, learned
 from batchgen.report import tables
 from batchgen.report.advice import advice
+from batchgen.report.data import outcomes
 from batchgen.report.devices_table import devices_table
 from batchgen.report.fit_tables import stages_table
 from batchgen.report.jobs_csv import write_jobs_csv
@@ -45,14 +46,16 @@ def finish(
     failures += [("invalid row", reason, count) for reason, count in Counter(reason for _, _, reason in skipped).items()]
     if not (summary.stages or summary.components or summary.done or summary.failures):
         write_jobs_table(folder, journal)
-        print_tables([tables.failure_table(failures), _idle(journal.counts()), place or str(folder.outputs), _report(folder)], stream)
+        idle = _idle(journal.counts(), len(skipped))
+        print_tables([tables.failure_table(failures), idle, place or str(folder.outputs), _report(folder)], stream)
         return
     residency: list[RenderableType | None] = [
         residency_table(plan), devices_table(plan) if len(plan.devices) > 1 else None, stages_table(plan) if plan.stages else None,
     ]  # fmt: skip
     timings: list[RenderableType | None] = [
         tables.component_table(summary, plan), tables.stage_table(summary, plan), tables.decision_table(summary),
-        tables.failure_table(failures), tables.totals_line(summary, seconds=seconds), "\n".join(advice(summary, plan)) or None,
+        tables.failure_table(failures), tables.totals_line(summary, seconds=seconds, skipped=len(skipped)),
+        "\n".join(advice(summary, plan)) or None,
     ]
     _write(folder.tables / "residency.txt", tables.as_text([*residency, trail_table(plan)]))
     _write(folder.tables / "timings.txt", tables.as_text(timings))
@@ -61,15 +64,16 @@ def finish(
     print_tables([*residency, *timings, place or str(folder.outputs), _report(folder)], stream)
 
 
-def _idle(counts: Mapping[str, int]) -> str:
+def _idle(counts: Mapping[str, int], skipped: int) -> str:
     jobs = sum(counts[state] for state in ("pending", "running", "done", "failed", "filtered"))
     left = counts["pending"] + counts["running"]
-    return f"nothing was rendered: {counts['done']:,} of {counted(jobs, 'job')} done" + (f", {left:,} left" if left else "")
+    line = f"nothing was rendered: {counts['done']:,} of {counted(jobs, 'job')} done" + (f", {left:,} left" if left else "")
+    return f"{line}; {counted(skipped, 'invalid row')} skipped" if skipped else line
 
 
 def write_jobs_table(folder: RunFolder, journal: Journal) -> None:
     """Writes tables/jobs.csv. Raises DiskError."""
-    atomic_write(folder.tables / "jobs.csv", lambda handle: _discard(write_jobs_csv(lambda: _rows(journal), handle)), overwrite=True)
+    atomic_write(folder.tables / "jobs.csv", lambda handle: _discard(write_jobs_csv(lambda: outcomes(journal), handle)), overwrite=True)
 
 
 def _report(folder: RunFolder) -> str | None:
@@ -97,13 +101,6 @@ def learn_from(facts: Facts, summary: Summary) -> None:
     rows = {stage: use.rows for stage, use in summary.stages.items()}
     shown = learned.shown_by(facts.plan, rates.dense_bf16_flops, seconds, rows)
     learned.learn(cache.cache_dir(os.environ), name, facts.model.pipeline_class or "", shown)
-
-
-def _rows(journal: Journal) -> Iterator[dict[str, Any]]:
-    """Every job, then the rows that became none."""
-    yield from journal.rows()
-    for line, name, reason in journal.skipped():
-        yield {"row": line, "id": name, "state": "failed", "kind": "invalid row", "reason": reason}
 
 
 def _discard(_: object) -> None:

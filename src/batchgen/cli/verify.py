@@ -22,6 +22,7 @@ from batchgen.verify import Tally, verify
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(folder: Path, as_json: bool) -> int:
     """Read every finished output of a run and compare it with the journal: missing, changed and unknown files. Changes nothing.
+    Files of rows that the manifest no longer has are counted, and are no fault.
 
     \b
     batchgen verify results/prompts-Qwen-Image
@@ -35,9 +36,11 @@ def command(folder: Path, as_json: bool) -> int:
             if not as_json:
                 click.echo(f"{finding.wrong}: {printable(finding.path)}: {finding.text}")
     if as_json:
-        found = {"schema": 1, "checked": tally.checked, "bytes": tally.size_bytes, "findings": findings}
+        found = {"schema": 1, "checked": tally.checked, "bytes": tally.size_bytes, "vanished": tally.vanished, "findings": findings}
         click.echo(json.dumps(found, ensure_ascii=False))
     else:
+        if tally.vanished:
+            click.echo(f"{counted(tally.vanished, 'file')} of rows no longer in the manifest, not compared")
         said = "nothing is wrong" if not findings else counted(len(findings), "finding")
         click.echo(f"{counted(tally.checked, 'output')} checked, {size_text(tally.size_bytes)} as the journal says, {said}")
         if any(finding["wrong"] != "stranger" for finding in findings):

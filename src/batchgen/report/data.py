@@ -55,9 +55,16 @@ def collect(folder: RunFolder, journal: Journal) -> ReportData:
     plan = run.get("plan")
     return ReportData(
         folder, run, counts, journal.runs(), journal.failures_by_reason(), journal.skipped(), axis,
-        rate(journal.written_times(), axis, counts["done"]), memory(journal.memory_rows(), axis), lanes(journal.work_rows(), axis),
+        rate(journal.written_times(), axis, journal.made_since(0.0)), memory(journal.memory_rows(), axis), lanes(journal.work_rows(), axis),
         plan if isinstance(plan, Mapping) else {}, read_measured(folder),
     )
+
+
+def outcomes(journal: Journal) -> Iterator[dict[str, Any]]:
+    """What became of the manifest, for tables: every job, then the rows that were invalid and became none, as failed."""
+    yield from journal.rows()
+    for line, name, reason in journal.skipped():
+        yield {"row": line, "id": name, "state": "failed", "kind": "invalid row", "reason": reason}
 
 
 def jobs(journal: Journal) -> Iterator[dict[str, Any]]:

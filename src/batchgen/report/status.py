@@ -82,14 +82,14 @@ def _state(last: dict[str, Any] | None, *, alive: bool, left: int) -> str:
 
 
 def _rate(journal: Journal, last: dict[str, Any] | None, now: float | None) -> float | None:
-    """Outputs a minute: lately where a run goes on, over the whole of the last run where none does."""
+    """Rendered outputs a minute: lately where a run goes on, over the whole of the last run where none does. None without any."""
     if last is None:
         return None
     end = now if now is not None else last["ended"] or journal.last_written()
     if end is None:
         return None
     since = max(last["started"], end - _RATE_SECONDS) if now is not None else last["started"]
-    made = journal.done_since(since)
+    made = journal.made_since(since)
     return 60 * made / (end - since) if made and end > since else None
 
 

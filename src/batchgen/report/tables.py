@@ -124,13 +124,15 @@ def summary_failures(summary: Summary) -> list[tuple[str, str, int]]:
     return [(kind, f"{stage}: {reason}" if stage else reason, jobs) for (kind, stage, reason), jobs in summary.failures.items()]
 
 
-def totals_line(summary: Summary, *, seconds: float) -> str:
-    """One line: pictures, time, rate, peaks."""
+def totals_line(summary: Summary, *, seconds: float, skipped: int = 0) -> str:
+    """One line: pictures, time, rate, peaks; `skipped` rows of the manifest were invalid."""
     parts = [f"{summary.done} done in {duration_text(seconds)}"]
     if summary.done and seconds > 0:
         parts.append(f"{60 * summary.done / seconds:.1f} a minute")
     if summary.failed:
         parts.append(f"{summary.failed} failed")
+    if skipped:
+        parts.append(f"{counted(skipped, 'invalid row')} skipped")
     if summary.peak_device_bytes:
         parts.append(f"device peak {size_text(summary.peak_device_bytes)}")
     if summary.peak_host_bytes:

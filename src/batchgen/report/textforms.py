@@ -12,11 +12,12 @@ from itertools import islice
 from typing import Any
 
 from batchgen.journal import Journal
-from batchgen.report.data import ReportData, collect
+from batchgen.report.data import ReportData, collect, outcomes
 from batchgen.runfolder import RunFolder
 from batchgen.units import counted, size_text
 
 _CHUNK = 5000
+_SKIPPED_SHOWN = 200
 
 
 def lines(run: RunFolder, kind: str) -> Iterator[str]:
@@ -30,13 +31,13 @@ def lines(run: RunFolder, kind: str) -> Iterator[str]:
 
 
 def _csv(journal: Journal) -> Iterator[str]:
-    """Every job; the columns are those of all jobs, in the order they first come."""
+    """Every job and every row that was left out; the columns are those of all, in the order they first come."""
     import pandas as pd
 
     columns: dict[str, None] = {}
-    for row in journal.rows():
+    for row in outcomes(journal):
         columns.update(dict.fromkeys(row))
-    rows = journal.rows()
+    rows = outcomes(journal)
     first = True
     while (chunk := list(islice(rows, _CHUNK))) or first:
         # object: pandas must not guess types, or seeds beyond 2^53 lose their last digits
@@ -66,11 +67,18 @@ def _object(data: ReportData) -> dict[str, Any]:
 def _markdown(data: ReportData) -> Iterator[str]:
     yield f"# {_plain(data.folder.path.name)}\n\n"
     counts = ", ".join(f"{count} {state}" for state, count in data.counts.items() if count)
-    yield f"{_plain(data.model)}, {counted(data.total, 'job')}: {counts}\n"
+    skipped = f"; {counted(len(data.skipped), 'invalid row')} skipped" if data.skipped else ""
+    yield f"{_plain(data.model)}, {counted(data.total, 'job')}: {counts}{skipped}\n"
     if data.failures:
         yield "\n## Failures\n\n| jobs | kind | stage | reason |\n|---:|---|---|---|\n"
         for group in data.failures:
             yield f"| {group.count} | {_plain(group.kind)} | {_plain(group.stage)} | {_plain(group.reason)} |\n"
+    if data.skipped:
+        yield "\n## Rows that were skipped\n\n| line | id | reason |\n|---:|---|---|\n"
+        for line, name, reason in data.skipped[:_SKIPPED_SHOWN]:
+            yield f"| {line} | {_plain(name or '')} | {_plain(reason)} |\n"
+        if len(data.skipped) > _SKIPPED_SHOWN:
+            yield f"| | | and {len(data.skipped) - _SKIPPED_SHOWN} more |\n"
     placements = data.plan.get("placements", {})
     if placements:
         yield "\n## Components\n\n| component | placement | by | weights | why |\n|---|---|---|---:|---|\n"

@@ -250,6 +250,14 @@ def test_verify_reads_every_object(store: Store, folder: RunFolder, night: Any, 
     ]
 
 
+def test_objects_of_rows_no_longer_in_the_manifest_are_no_strangers(store: Store, night: Any) -> None:
+    jobs, journal, _ = night
+    journal.ingest([job for job in jobs if job is not jobs[0]])
+    tally = Tally()
+    assert list(verify_remote(store, journal, tally)) == []
+    assert (tally.checked, tally.vanished) == (3, 1)
+
+
 def test_a_lost_state_folder_is_taken_up_from_the_last_checkpoint(store: Store, folder: RunFolder, night: Any, tmp_path: Path) -> None:
     jobs, _, delivery = night
     folder.write_run({"pixel_settings": {"steps": 4}})

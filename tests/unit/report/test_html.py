@@ -11,11 +11,13 @@ import sys
 
 import pytest
 
+from batchgen.cli.finishing import write_jobs_table
+from batchgen.journal import Journal
 from batchgen.report import textforms
 from batchgen.report.charts import LANES_SHOWN, night_chart
 from batchgen.report.html import write_contact_sheet, write_report
 from batchgen.report.timeline import Lane, Series
-from reportkit import as_a_night, finished_run
+from reportkit import as_a_night, finished_run, skip_rows
 
 NASTY = [
     "</script><script>window.hacked=1</script>",
@@ -109,6 +111,35 @@ def test_markdown_escapes_what_it_quotes(run):
     text = "".join(textforms.lines(run, "md"))
     assert "| 1 | non\\-finite | denoise |" in text
     assert "<img" not in text
+
+
+def test_rows_that_were_skipped_are_in_every_form_of_the_report(tmp_path):
+    folder = finished_run(tmp_path / "some", ["a", "b"])
+    skip_rows(folder, 3)
+    markdown = "".join(textforms.lines(folder, "md"))
+    assert "builtin, 2 jobs: 2 done; 3 invalid rows skipped\n" in markdown
+    assert markdown.count("steps: 'many' is \\| not a number |\n") == 3
+    assert "| 10 |  | steps" in markdown
+    asked = list(csv.DictReader(io.StringIO("".join(textforms.lines(folder, "csv")))))
+    with Journal.read(folder.journal) as journal:
+        write_jobs_table(folder, journal)
+    kept = list(csv.DictReader(io.StringIO((folder.tables / "jobs.csv").read_text("utf-8"))))
+    for rows in (asked, kept):
+        assert [(row["row"], row["state"], row["kind"]) for row in rows if row["kind"]] == [
+            (str(line), "failed", "invalid row") for line in (10, 11, 12)
+        ]
+        assert [row["state"] for row in rows] == ["done", "done", "failed", "failed", "failed"]
+    assert [row["row"] for row in json.loads("".join(textforms.lines(folder, "json")))["skipped"]] == [10, 11, 12]
+    assert re.search(r"<b class=\"bad\">3</b>invalid rows skipped", write_report(folder).read_text("utf-8"))
+
+
+def test_markdown_counts_skipped_rows_that_nobody_would_read(tmp_path):
+    folder = finished_run(tmp_path / "many", ["a"])
+    skip_rows(folder, 205)
+    text = "".join(textforms.lines(folder, "md"))
+    assert "205 invalid rows skipped" in text
+    assert text.count("is \\| not a number") == 200
+    assert "| | | and 5 more |" in text
 
 
 def test_the_contact_sheet_shows_the_pictures(run):

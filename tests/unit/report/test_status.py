@@ -66,6 +66,29 @@ def test_counts_rate_and_time_left_of_a_run_that_goes_on(folder: RunFolder) -> N
 
 
 @pytest.mark.parametrize(
+    ("adopted", "rate"),
+    [(0, 6.0), (4, 2.0), (6, None)],
+    ids=["rendered outputs make the rate", "adopted outputs add nothing to it", "adopted outputs alone have none"],
+)
+def test_only_what_was_rendered_makes_a_rate(folder: RunFolder, adopted: int, rate: float | None) -> None:
+    jobs = make_jobs(6)
+    with Journal.open(folder.journal) as journal:
+        journal.ingest(jobs)
+        journal.begin_run()
+        flags = [("flat", "adopted") if number < adopted else ("flat",) for number in range(6)]
+        journal.record([OutputDone(0, job.key, job.output, 10, "00", 2, 0.5, "", own) for job, own in zip(jobs, flags, strict=True)])
+        journal._db.execute("UPDATE runs SET started = started - 60")
+        journal.end_run(None)
+    status = collect(folder)
+    assert status["rate_per_minute"] == (None if rate is None else pytest.approx(rate, rel=0.1))
+    headline = run_status(folder).splitlines()[0]
+    assert headline.startswith("finished: 6 of 6 done")
+    assert ("a minute" in headline) == (rate is not None)
+    with Journal.read(folder.journal) as journal:
+        assert len(list(journal.written_times())) == 6 - adopted
+
+
+@pytest.mark.parametrize(
     ("end", "done", "state"),
     [("SIGINT", 3, "stopped"), (None, 3, "crashed"), ("finished", 6, "finished")],
 )

@@ -53,3 +53,10 @@ def test_no_failures_and_no_decisions_make_no_table() -> None:
 def test_totals_line_names_what_people_look_for() -> None:
     line = tables.totals_line(summary(), seconds=120.0)
     assert line == "3 done in 2 min 00 s; 1.5 a minute; 1 failed; device peak 21.00 GiB; worker memory 3.00 GiB; 1 flat; 2 tiled"
+
+
+@pytest.mark.parametrize(("skipped", "words"), [(0, None), (1, "; 1 invalid row skipped"), (3, "; 3 invalid rows skipped")])
+def test_totals_line_counts_the_rows_that_were_skipped(skipped: int, words: str | None) -> None:
+    line = tables.totals_line(summary(), seconds=120.0, skipped=skipped)
+    assert line.count("skipped") == (words is not None)
+    assert words is None or words in line
