@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 SEED_LIMIT = 2**64
+FPS_LOW, FPS_HIGH = 0.1, 1000.0  # of a clip: a frame lasts between a millisecond, WebP's least, and ten seconds
 
 SeedSource = Literal["row", "option", "identity", "drawn"]
 

@@ -78,7 +78,10 @@ def _number(context: click.Context, parameter: click.Parameter, value: str | Non
     if value is None:
         return None
     try:
-        number = values.number(value, high=1.0 if parameter.name == "strength" else values.NUMBER_LIMIT)
+        if parameter.name == "fps":
+            number = values.rate(value)
+        else:
+            number = values.number(value, high=1.0 if parameter.name == "strength" else values.NUMBER_LIMIT)
     except values.Problem as problem:
         raise click.BadParameter(f"{value!r} {problem.message}; {problem.fix}", context, parameter) from None
     if number is None:
@@ -106,7 +109,7 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option("--true-cfg-scale", callback=_number, metavar="X", help="True CFG scale of rows that name none."),
     click.option("--num-images", type=_COUNT, metavar="N", default=1, show_default=True, help="Pictures of rows that name no number."),
     click.option("--num-frames", type=_COUNT, metavar="N", help="Frames of rows that name none."),
-    click.option("--fps", callback=_number, metavar="X", help="Frames a second of rows that name none."),
+    click.option("--fps", callback=_number, metavar="X", help="Frames a second, 0.1 to 1000, of rows that name none."),
     click.option("--strength", callback=_number, metavar="X", help="Strength, 0 to 1, of rows that name none."),
     click.option(
         "--lora", metavar="NAME=FILE[:WEIGHT]", multiple=True,

@@ -367,7 +367,8 @@ class Engine:
         found = {"width": product.shape[-2], "height": product.shape[-3]}
         found |= {"steps": asked.get("num_inference_steps"), "guidance": row.guidance.told}
         if product.ndim == 4:
-            found |= {"num_frames": product.shape[0], "fps": row.job.fps or stages.call.get("frame_rate") or DEFAULT_FPS}
+            fps = row.job.fps if row.job.fps is not None else stages.call.get("frame_rate") or DEFAULT_FPS
+            found |= {"num_frames": product.shape[0], "fps": fps}
         return found
 
     def _spool(self, rows: Sequence[Row]) -> None:

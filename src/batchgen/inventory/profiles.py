@@ -18,6 +18,7 @@ from typing import Any
 
 from batchgen.errors import RefusedError, UsageError
 from batchgen.inventory.records import ModelFacts, Profile
+from batchgen.jobs import FPS_HIGH, FPS_LOW
 
 TASKS = ("image", "video")
 GROUPS = ("dit", "text_encoder", "image_encoder", "vae")
@@ -112,6 +113,8 @@ def _defaults(value: Any) -> tuple[tuple[str, float], ...]:
             raise ValueError(f"a table of numbers from 0, and {key} is {number!r}")
         if whole and (not isinstance(number, int) or number < 1):
             raise ValueError(f"a table in which {key} is a whole number from 1, not {number!r}")
+        if key == "fps" and not FPS_LOW <= number <= FPS_HIGH:
+            raise ValueError(f"a table in which fps is {FPS_LOW:g} ... {FPS_HIGH:g}, not {number!r}")
     return tuple(value.items())
 
 

@@ -16,7 +16,7 @@ class Column:
 
     name: str
     aliases: tuple[str, ...]
-    kind: str  # "prompt", "text", "id", "seed", "integer", "number", "size", "unit"
+    kind: str  # "prompt", "text", "id", "seed", "integer", "number", "rate", "size", "unit"
     about: str
 
 
@@ -33,7 +33,7 @@ COLUMNS = (
     Column("true_cfg_scale", (), "number", "0 or more, where a model has both kinds"),
     Column("num_images", ("n", "count"), "integer", "pictures of this row, with seeds counting up from its seed"),
     Column("num_frames", ("frames",), "integer", "video: frames of the clip"),
-    Column("fps", (), "number", "video: frames a second"),
+    Column("fps", (), "rate", "video: frames a second, 0.1 ... 1000"),
     Column("image", ("init_image",), "path", "picture to start from, relative to the manifest"),
     Column("last_image", (), "path", "video: the last frame"),
     Column("mask", (), "path", "where to paint"),

@@ -126,11 +126,15 @@ class RowReader:
     def _unit(self, cell: object) -> float | None:
         return values.number(cell, high=1.0, decimal_comma=self._comma())
 
+    def _rate(self, cell: object) -> float | None:
+        return values.rate(cell, decimal_comma=self._comma())
+
     def _readers(self) -> dict[str, Callable[[object], Any]]:
         """How the cells of each known column are read."""
         kinds: dict[str, Callable[[object], Any]] = {
             "prompt": values.text, "text": values.text, "path": values.path, "id": values.identifier, "seed": values.seed,
             "integer": values.integer, "size": values.size, "number": self._number, "unit": self._unit,
+            "rate": self._rate,
         }
         return {column.name: kinds[column.kind] for column in COLUMNS}
 

@@ -9,7 +9,7 @@ import math
 import re
 from typing import Literal
 
-from batchgen.jobs import SEED_LIMIT
+from batchgen.jobs import FPS_HIGH, FPS_LOW, SEED_LIMIT
 
 INT_LIMIT = 2**31 - 1  # what a tensor dimension can hold
 _INTEGER = re.compile(r"[+-]?[0-9]+(\.0*)?")
@@ -124,6 +124,11 @@ def number(cell: object, *, low: float = 0.0, high: float = NUMBER_LIMIT, decima
         span = f"{low:g} or more" if high == NUMBER_LIMIT else f"{low:g} ... {high:g}"
         raise Problem(f"is outside {span}", f"write a number of {span}", "range")
     return value + 0.0  # -0.0 is 0.0: both must be one identity
+
+
+def rate(cell: object, *, decimal_comma: bool = False) -> float | None:
+    """Frames a second that every kind of clip can hold."""
+    return number(cell, low=FPS_LOW, high=FPS_HIGH, decimal_comma=decimal_comma)
 
 
 def seed(cell: object) -> int | Literal["random"] | None:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchgen.errors import UsageError
+from batchgen.jobs import FPS_HIGH, FPS_LOW
 from batchgen.outputs.files import atomic_write, disk_errors, make_folders, measure, place, sync_folder, temp_path
 from batchgen.outputs.image import Pixels, as_image, embedded
 from batchgen.outputs.metadata import RECORD, exif_for
@@ -49,8 +50,8 @@ def write_video(
     """
     if video_format not in EXTENSIONS:
         raise ValueError(f"unknown clip format {video_format!r} (known: {', '.join(EXTENSIONS)})")
-    if fps <= 0:
-        raise ValueError(f"fps must be above 0, got {fps}")
+    if not FPS_LOW <= fps <= FPS_HIGH:
+        raise ValueError(f"fps must be {FPS_LOW:g} ... {FPS_HIGH:g}, got {fps}")
     if sound is not None and video_format == "webp":
         raise UsageError("a clip kept as webp holds no sound", option="--video-format", hint="Use --video-format mp4 or png.")
     stream = _checked(frames)
@@ -92,13 +93,20 @@ def _rate(fps: float) -> Fraction:
     return Fraction(fps).limit_denominator(1000)
 
 
+def _ticks(rate: Fraction) -> int:
+    """Ticks a second, a thousand at least, of a clock in which every frame begins and ends at a whole tick."""
+    return rate.numerator * max(1, -(-1000 // rate.numerator))
+
+
 def _write_mp4(handle: BinaryIO, frames: Iterator[Pixels], settings: Mapping[str, str], fps: float, sound: Sound | None) -> None:
     first = next(frames)
     height, width = first.shape[:2]
     refuse_odd(width, height)
     rate = _rate(fps)
+    # In the file's own clock, thousandths of a second, a clip of few fast frames would end before its last ones.
+    clock = {"movie_timescale": str(_ticks(rate))}
     # By name: faststart moves the index to the front by opening the file a second time.
-    with av.open(handle.name, "w", format="mp4", options={"movflags": "faststart"}) as container:
+    with av.open(handle.name, "w", format="mp4", options={"movflags": "faststart", **clock}) as container:
         if RECORD in settings:
             container.metadata.update({"comment": settings[RECORD], "title": settings.get("prompt", "")[:200]})
         video = container.add_stream("libx264", rate=rate, options={"crf": _CRF, "preset": "medium"})

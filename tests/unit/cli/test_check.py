@@ -59,6 +59,7 @@ def test_a_file_that_cannot_be_read_is_a_fault_too(capsys: pytest.CaptureFixture
     "words",
     [("missing.csv",), (str(CASES / "quirks.tsv"), "--name", "{nope}"), (str(CASES / "quirks.tsv"), "--delimiter", "::"), ("-",),
      (str(CASES / "quirks.tsv"), "--guidance", "nan"), (str(CASES / "quirks.tsv"), "--strength", "1.5"), (str(CASES / "quirks.tsv"), "--fps", ""),
+     *((str(CASES / "quirks.tsv"), "--fps", value) for value in ("0", "0.0001", "1000.5", "12800")),
      (str(CASES / "quirks.tsv"), "--seed", "1e3"), (str(CASES / "quirks.tsv"), "--size", "64"),
      (str(CASES / "quirks.tsv"), "--size", "64x64", "--width", "32"), (str(CASES / "quirks.tsv"), "--width", "0"), (str(CASES / "quirks.tsv"), "--encoding", "klingon")],
 )

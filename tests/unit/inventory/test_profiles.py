@@ -161,6 +161,7 @@ GOOD = 'name = "mine"\ntask = "image"\nsource = "me"\n'
         (GOOD + "[defaults]\nwidht = 3\n", ["defaults", "'widht'", "'width'"]),
         (GOOD + "[defaults]\nwidth = 0\n", ["defaults", "width", "0"]),
         (GOOD + "[defaults]\nsteps = 2.5\n", ["defaults", "steps", "2.5"]),
+        (GOOD + "[defaults]\nfps = 0\n", ["defaults", "fps is 0.1 ... 1000", "0"]),
         (GOOD + "[match]\nnames = []\n", ["match", "name_words"]),
         (GOOD + 'name = "twice"\n', ["not TOML"]),
         ("\x00", ["not TOML"]),

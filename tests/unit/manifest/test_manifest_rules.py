@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from manifestkit import faults_of, jobs_of, options, places, warned, write
 from PIL import Image
@@ -112,6 +113,14 @@ def test_whole_numbers_are_whole_and_positive(tmp_path: Path, field: str, value:
 def test_numbers_are_plain_and_not_negative(tmp_path: Path, field: str, value: str, kind: str) -> None:
     path = write(tmp_path / "a.csv", f"prompt;{field}\na;{value}\n" if value != "1,5" else f'prompt,{field}\na,"{value}"\n')
     assert places(faults_of(path)) == [(2, field, kind)]
+
+
+@pytest.mark.parametrize("value", ["0", "0.0", "0.0001", "0.0999", "1000.1", "12800", "1000000000"])
+def test_a_rate_that_no_clip_can_hold_is_a_fault(tmp_path: Path, value: str) -> None:
+    fine = "".join(f"a,{good}\n" for good in ("0.1", "1000", "23.976", ""))
+    (fault,) = faults_of(write(tmp_path / "a.csv", f"prompt,FPS\n{fine}b,{value}\n"))
+    assert (fault.row, fault.column, fault.value, fault.kind) == (6, "FPS", value, "range")
+    assert "0.1 ... 1000" in fault.message
 
 
 def test_strength_ends_at_one(tmp_path: Path) -> None:
@@ -242,6 +251,18 @@ def test_picture_columns_are_checked_for_the_file_and_for_support(tmp_path: Path
     (made,) = jobs_of(path, limit=1, inputs_supported=frozenset({"image"}))
     assert made.image == str(tmp_path / "in" / "näme.png")
     assert made.shape.inputs == ("image",)
+
+
+@pytest.mark.parametrize("kind", ["png", "jpeg", "webp"])
+def test_a_picture_that_is_cut_short_is_a_fault_and_one_with_more_at_its_end_is_not(tmp_path: Path, kind: str) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "whole", format=kind)
+    data = (tmp_path / "whole").read_bytes()
+    write(tmp_path / "half", data[: len(data) // 2])
+    write(tmp_path / "nearly", data[:-40])
+    write(tmp_path / "more", data + b"a word of a camera's maker")
+    path = write(tmp_path / "a.csv", "prompt,image\na,whole\nb,half\nc,nearly\nd,more\n")
+    assert places(faults_of(path, inputs_supported=frozenset({"image"}))) == [(3, "image", "no-picture"), (4, "image", "no-picture")]
 
 
 def test_several_pictures_of_a_row_are_all_checked_where_the_model_takes_them(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from PIL import Image
 
 from batchgen.errors import UsageError
 from batchgen.jobs import Job
+from batchgen.outputs import video
 from batchgen.outputs.files import measure
 from batchgen.outputs.metadata import read_settings, settings_for
 from batchgen.outputs.video import write_video
@@ -34,6 +35,9 @@ RATES = {
     "fraction": (7.5, Fraction(15, 2)),
     "film on video": (23.976, Fraction(24000, 1001)),
     "slow": (1.0, Fraction(1)),
+    "the slowest": (0.1, Fraction(1, 10)),
+    "the fastest": (1000.0, Fraction(1000)),
+    "fast and odd": (997.3, Fraction(9973, 10)),
 }
 
 
@@ -49,6 +53,34 @@ def test_an_mp4_has_exactly_its_frames_size_and_rate(tmp_path: Path, fps: float,
     assert np.asarray(pictures).shape == FRAMES.shape
     assert np.abs(np.asarray(pictures).astype(int) - FRAMES).max() <= 4
     assert [path.name for path in tmp_path.iterdir()] == ["x.mp4"]
+
+
+@pytest.mark.parametrize("fps", [0.1, 923.1, 997.3, 1000.0])
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_a_few_fast_frames_are_all_decoded_each_at_its_time(tmp_path: Path, fps: float, count: int) -> None:
+    # as large as this, x264 reorders even three frames, and the index says from when on to show them
+    frames = np.zeros((count, 128, 160, 3), np.uint8) + np.arange(count, dtype=np.uint8)[:, None, None, None] * 50
+    write_video(frames, tmp_path / "x.mp4", texts(), fps=fps)
+    with av.open(str(tmp_path / "x.mp4")) as clip:
+        times = [float(frame.pts * frame.time_base) for frame in clip.decode(video=0)]
+    assert times == pytest.approx([number / fps for number in range(count)])
+
+
+@pytest.mark.parametrize("fps", [2000, 12_800, 20_000, 100_000])
+def test_the_clock_of_an_mp4_ends_no_clip_early_at_any_rate(tmp_path: Path, fps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(video, "FPS_HIGH", 1e9)  # beyond what rows may ask for, where a clock of milliseconds loses frames
+    frames = np.zeros((3, 128, 160, 3), np.uint8) + np.arange(3, dtype=np.uint8)[:, None, None, None] * 50
+    write_video(frames, tmp_path / "x.mp4", texts(), fps=fps)
+    with av.open(str(tmp_path / "x.mp4")) as clip:
+        assert sum(1 for _ in clip.decode(video=0)) == 3
+
+
+@pytest.mark.parametrize("kind", ["mp4", "webp", "png"])
+@pytest.mark.parametrize("fps", [0.0, -1.0, 0.0001, 1000.1, float("nan")])
+def test_rates_that_no_clip_can_hold_are_refused(tmp_path: Path, fps: float, kind: str) -> None:
+    with pytest.raises(ValueError, match=r"0\.1 \.\.\. 1000"):
+        write_video(FRAMES, tmp_path / "x", texts(), fps=fps, video_format=kind)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_index_stands_in_front(tmp_path: Path) -> None:
@@ -117,17 +149,19 @@ def test_a_webp_clip_has_all_frames_and_their_times(tmp_path: Path) -> None:
         assert clip.info["duration"] == 125
 
 
-def test_a_webp_clips_times_add_up_to_its_length(tmp_path: Path) -> None:
-    frames = np.repeat(FRAMES, 8, axis=0)
-    write_video(frames, tmp_path / "x.webp", texts(), fps=23.976, video_format="webp")
+@pytest.mark.parametrize(("fps", "lasting"), [(16.0, {62, 63}), (23.976, {41, 42}), (997.3, {1, 2}), (1000.0, {1}), (0.1, {10_000})])
+def test_each_frame_of_a_webp_begins_at_the_nearest_millisecond(tmp_path: Path, fps: float, lasting: set[int]) -> None:
+    frames = np.repeat(FRAMES[:, :8, :8], 70, axis=0)  # 630: 997.3 frames a second need some for a second millisecond
+    write_video(frames, tmp_path / "x.webp", texts(), fps=fps, video_format="webp")
     shown = []
     with Image.open(tmp_path / "x.webp") as clip:
         for number in range(clip.n_frames):
             clip.seek(number)
             clip.load()
             shown.append(clip.info["duration"])
-    assert set(shown) == {41, 42}
-    assert sum(shown) == round(len(frames) * 1000 / 23.976)
+    assert set(shown) == lasting
+    ends = np.cumsum(shown)
+    assert np.abs(ends - np.arange(1, len(frames) + 1) * 1000 / fps).max() <= 0.5
 
 
 @pytest.mark.parametrize("kind", ["mp4", "webp", "png"])
