@@ -64,11 +64,13 @@ class Fault:
     message: str
     fix: str
     kind: str  # a stable word for counting: "number", "range", "unknown-column", ...
+    item: int | None = None  # which element of a JSON array, from 1: several may stand on one line
 
     def __str__(self) -> str:
         where = ":".join(str(part) for part in (self.file, self.row, self.column) if part is not None)
+        item = f"item {self.item}: " if self.item is not None else ""
         value = f" ({self.value!r})" if self.value is not None else ""
-        return f"{where}: {self.message}{value}; {self.fix}"
+        return f"{where}: {item}{self.message}{value}; {self.fix}"
 
 
 class ManifestError(RefusedError):

@@ -175,11 +175,15 @@ class RunFolder:
         )
 
 
+# Settings that are written down only where they differ from these.
+_UNSAID: Mapping[str, object] = {"image_format": "png", "vae_tiling": False, "compile": False}
+
+
 def pixel_diff(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
     """One line per setting that differs, `name: old -> new`, sorted by name. Values are compared as JSON would write them."""
     lines = []
     for name in sorted({*old, *new}):
-        before, after = _plain(old.get(name)), _plain(new.get(name))
+        before, after = (_plain(values.get(name, _UNSAID.get(name))) for values in (old, new))
         if before != after:
             lines.append(f"{name}: {_shown(before)} -> {_shown(after)}")
     return lines

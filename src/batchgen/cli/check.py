@@ -129,9 +129,9 @@ def _fault_object(fault: Fault) -> dict[str, Any]:
 
 def _show(summary: ManifestSummary, shown: Sequence[Job], with_model: bool, good: bool) -> None:
     # rich is loaded only where a table is printed
-    from rich.console import Console
+    from batchgen.report.console import console as console_of
 
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = console_of(sys.stdout, soft_wrap=True)
     rows, pictures = counted(summary.rows, "row"), counted(summary.jobs, "job")
     console.print(f"{printable(summary.path)}: {summary.kind}, {rows}, {pictures}, {counted(len(summary.shapes), 'shape')}")
     if summary.jobs:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -27,7 +29,7 @@ FAILURE_FOLDER = "results/demo-with-failure-builtin"
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors and the tables.")
 @click.pass_context
 def command(context: click.Context, output: str | None, with_failure: bool, new: bool, device: str | None, quiet: bool) -> int:
-    """Render a dozen prompts with the small built-in model, and show what a run leaves behind.
+    """Render sixteen prompts with the small built-in model, and show what a run leaves behind.
 
     \b
     batchgen demo
@@ -54,15 +56,29 @@ def command(context: click.Context, output: str | None, with_failure: bool, new:
 
 
 def _say_what_next(folder: RunFolder, sheet: Path | None, *, failed: int) -> None:
+    from batchgen.report.console import console
+    from batchgen.report.tables import TEXT_WIDTH
+
     lines = [f"contact sheet: {sheet}" if sheet else "", "Next:"]
     steps = [
         ("batchgen plan --show-residency", "where Qwen-Image would live on this machine, and why"),
         (f"batchgen status {_shown(folder.path)}", "what failed, and why" if failed else "what the run folder knows"),
         ("batchgen run prompts.csv --model Qwen/Qwen-Image", "your own list; run it again to resume"),
     ]
-    width = max(len(step) for step, _ in steps)
-    lines += [f"  {step:<{width}}  {text}" for step, text in steps]
+    lines += next_lines(steps, console(sys.stdout, elsewhere=TEXT_WIDTH).width)
     sys.stdout.write("\n".join(line for line in lines if line) + "\n")
+
+
+def next_lines(steps: Sequence[tuple[str, str]], width: int) -> list[str]:
+    """Commands with what they are for: beside them, or wrapped under them where `width` is too small. A command is never broken."""
+    longest = max(len(step) for step, _ in steps)
+    if max(len(text) for _, text in steps) + longest + 4 <= width:
+        return [f"  {step:<{longest}}  {text}" for step, text in steps]
+    inside = " " * 6
+    return [
+        line for step, text in steps
+        for line in (f"  {step}", *textwrap.wrap(text, max(width, len(inside) + 20), initial_indent=inside, subsequent_indent=inside))
+    ]
 
 
 def _shown(path: Path) -> str:

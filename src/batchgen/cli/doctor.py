@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,6 +129,6 @@ def checks_table(checks: Sequence[doctor.Check]) -> Sheet:
 
 
 def _print(checks: Sequence[doctor.Check]) -> None:
-    from rich.console import Console
+    from batchgen.report.console import console
 
-    Console(highlight=False, markup=False, emoji=False).print(checks_table(checks))
+    console(sys.stdout).print(checks_table(checks))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
+from batchgen.cli import streams
 from batchgen.cli.request import Facts
 from batchgen.errors import BatchgenError, DiskError
 from batchgen.inventory import catalogue
@@ -19,6 +21,7 @@ from batchgen.plan.records import Plan
 from batchgen.rehearsal import cache, learned
 from batchgen.report import tables
 from batchgen.report.advice import advice
+from batchgen.report.console import columns, console
 from batchgen.report.data import outcomes
 from batchgen.report.devices_table import devices_table
 from batchgen.report.fit_tables import stages_table
@@ -47,7 +50,7 @@ def finish(
     if not (summary.stages or summary.components or summary.done or summary.failures):
         write_jobs_table(folder, journal)
         idle = _idle(journal.counts(), len(skipped))
-        print_tables([tables.failure_table(failures), idle, place or str(folder.outputs), _report(folder)], stream)
+        print_tables([tables.failure_table(failures), idle, place or str(folder.outputs), _report(folder)], stream, kept=folder.tables)
         return
     residency: list[RenderableType | None] = [
         residency_table(plan), devices_table(plan) if len(plan.devices) > 1 else None, stages_table(plan) if plan.stages else None,
@@ -61,7 +64,7 @@ def finish(
     _write(folder.tables / "timings.txt", tables.as_text(timings))
     write_jobs_table(folder, journal)
     add_measured(folder, plan, summary)
-    print_tables([*residency, *timings, place or str(folder.outputs), _report(folder)], stream)
+    print_tables([*residency, *timings, place or str(folder.outputs), _report(folder)], stream, kept=folder.tables)
 
 
 def _idle(counts: Mapping[str, int], skipped: int) -> str:
@@ -111,11 +114,21 @@ def _write(path: Path, text: str) -> None:
     atomic_write(path, text.encode("utf-8"), overwrite=True)
 
 
-def print_tables(parts: Sequence[RenderableType | None], stream: TextIO) -> None:
-    """The parts to a terminal in its width and colours, or as plain text of TEXT_WIDTH columns."""
-    if stream.isatty():
-        tables.print_parts(parts, Console(file=stream, markup=False, highlight=False, emoji=False))
-    else:
-        width = int(os.environ.get("COLUMNS", "0") or 0) or tables.TEXT_WIDTH
-        stream.write(tables.as_text(parts, width=width))
-        stream.flush()
+def print_tables(parts: Sequence[RenderableType | None], stream: TextIO, *, kept: Path | None = None) -> None:
+    """The parts to a terminal in its width and colours, or as plain text of TEXT_WIDTH columns.
+
+    `kept`: where they are besides; then a stream that is full is no error, but a line on stderr. Raises BrokenPipeError.
+    """
+    try:
+        if stream.isatty():
+            tables.print_parts(parts, console(stream))
+        else:
+            stream.write(tables.as_text(parts, width=columns() or tables.TEXT_WIDTH))
+            stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if kept is None:
+            raise
+        streams.silence(stream)
+        print(f"the tables cannot be printed: {error.strerror or error}; they are in {kept}", file=sys.stderr)

@@ -17,7 +17,7 @@ import click
 from click.shell_completion import shell_complete
 
 from batchgen import __version__
-from batchgen.cli import completing, settings
+from batchgen.cli import completing, settings, streams
 from batchgen.cli.helping import SectionedCommand
 from batchgen.errors import EXIT_REFUSED, EXIT_STOPPED, BatchgenError, InterruptedRunError, UsageError
 from batchgen.outputs.urls import without_secrets
@@ -34,7 +34,7 @@ COMMANDS = {
     "verify": "Compare a run's outputs with its journal.",
     "rerender": "Make pictures again from the settings inside them.",
     "doctor": "Say whether this machine is ready for the night.",
-    "demo": "Render a dozen prompts with the built-in model.",
+    "demo": "Render sixteen prompts with the built-in model.",
     "completion": "Print the completion script for bash, zsh or fish.",
 }
 EXIT_BROKEN_PIPE = 141
@@ -105,6 +105,7 @@ group = click.version_option(__version__, "-V", "--version", prog_name="batchgen
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Entry point: runs a command and exits with its code; an error becomes a message on stderr, never a traceback."""
     _insist_on_utf8()
+    streams.mend()
     if completing.completing():
         sys.exit(shell_complete(group, {}, "batchgen", completing.VARIABLE, os.environ[completing.VARIABLE]))
     sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
@@ -131,6 +132,10 @@ def run(arguments: list[str]) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         return _after_broken_pipe()
+    except streams.StdoutLostError as error:
+        streams.silence(sys.stdout)
+        _say(f"error: standard output cannot be written: {error.strerror}")
+        return EXIT_STOPPED
     except Exception as error:  # noqa: BLE001 - the last net: a message and a file instead of a traceback
         return _say_unexpected(error, arguments, debug=bool(meta.get("batchgen.debug")))
 
@@ -143,12 +148,11 @@ def _flush() -> None:
 
 def _after_broken_pipe() -> int:
     # The reader of our output has gone; Python would complain once more when it flushes at exit.
-    null = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):
-            os.dup2(null, stream.fileno())
+            streams.silence(stream)
     return EXIT_BROKEN_PIPE
 
 
@@ -175,6 +179,9 @@ def _say_usage(error: click.ClickException) -> int:
         _source, place = settings.where_from(error.ctx, error.param)
         where = f" (from {place})" if place else ""
     context = getattr(error, "ctx", None)
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):  # its message is the help itself
+        _say(error.format_message())
+        return EXIT_REFUSED
     _say(f"error: {_safe(error.format_message())}{where}")
     if context is not None:
         _say(f"hint: `{context.command_path} --help` shows what it takes")
@@ -210,7 +217,3 @@ def _insist_on_utf8() -> None:
     if sys.getfilesystemencoding().lower().replace("-", "") != "utf8" and os.environ.get("PYTHONUTF8") != "1" and os.name == "posix":
         os.environ["PYTHONUTF8"] = "1"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - the same program with the same arguments
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(encoding="utf-8", errors="backslashreplace")

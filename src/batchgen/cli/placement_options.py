@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Literal
@@ -19,9 +20,12 @@ def _keep_resident(context: click.Context, parameter: click.Parameter, value: st
     if value.strip().lower() == "never":
         return "never"
     try:
-        return float(value)
+        size = float(value)
     except ValueError:
-        raise click.BadParameter(f"{value!r} is neither a number of GiB nor 'never'", context, parameter) from None
+        size = math.nan
+    if not math.isfinite(size):
+        raise click.BadParameter(f"{value!r} is neither a number of GiB nor 'never'", context, parameter)
+    return size
 
 
 def _batch_size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:

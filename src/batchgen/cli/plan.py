@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -245,10 +246,7 @@ def show(plan: Plan, *, show_residency: bool, explain: bool, as_json: bool) -> N
 
 
 def _print(*tables: Any) -> None:
-    from rich.console import Console
+    from batchgen.report.console import console
+    from batchgen.report.tables import print_parts
 
-    console = Console()
-    for number, table in enumerate(tables):
-        if number:
-            console.print()
-        console.print(table)
+    print_parts(tables, console(sys.stdout))

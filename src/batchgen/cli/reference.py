@@ -16,7 +16,8 @@ Generated from the program (`python -m batchgen.cli.reference > docs/cli.md`). E
 named with it, by `--config FILE`, `--preset NAME` or `./batchgen.toml`: see [settings](settings.md).
 
 Exit codes: 0 all done · 1 the run could not go on · 2 usage, manifest, model or plan refused · 3 finished, some jobs failed or were
-filtered · 130, 143, 129 stopped by SIGINT, SIGTERM, SIGHUP (the same command resumes).
+filtered · 130, 143, 129 stopped by SIGINT, SIGTERM, SIGHUP (the same command resumes) · 141 the reader
+of its output has gone, as in `... | head` (a run's outputs are made all the same).
 """
 
 

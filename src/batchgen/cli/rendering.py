@@ -283,10 +283,15 @@ def _carry_out(
     except BatchgenError:
         with suppress(BatchgenError, OSError):  # what stopped the run, a full disk for one, may stop the tables too
             finish(folder, journal, facts.plan, summary, seconds=time.monotonic() - started, stream=sys.stdout, place=place_shown)
-            if checkpoints is not None:
+        if checkpoints is not None:
+            with suppress(BatchgenError, OSError):
                 checkpoints.finish()
         raise
-    finish(folder, journal, facts.plan, summary, seconds=result.seconds, stream=sys.stdout, place=place_shown)
+    unread: BrokenPipeError | None = None
+    try:
+        finish(folder, journal, facts.plan, summary, seconds=result.seconds, stream=sys.stdout, place=place_shown)
+    except BrokenPipeError as error:  # what remains to be done does not depend on a reader
+        unread = error
     if checkpoints is not None:
         checkpoints.finish()
     learn_from(facts, summary)
@@ -295,6 +300,8 @@ def _carry_out(
         rest = counted(left, "job is", "jobs are")
         print(f"stopped by --{result.stopped_by}; {rest} left. The same command goes on from here.", file=sys.stderr)
     return Outcome(folder, result, summary, facts, len(journal.skipped()))
+    if unread is not None:
+        raise unread
 
 
 def _rebase(pace: Pace, journal: Journal) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -221,11 +222,16 @@ def _render(tasks: Sequence[Task], folder: Path) -> list[Path | None]:
     rows = ManifestOptions(allow_empty_prompt=True, name_template="{index:06d}", loras=parse_loras(first.loras))
     run = replace(first.run, output=str(folder / "run"))
     request = RenderRequest(str(manifest), first.source, first.options, Overrides(batch_size=1), rows, run, ())
-    out, sys.stdout = sys.stdout, sys.stderr  # the run's own tables are not this command's result
+    out, sys.stdout = sys.stdout, io.StringIO()  # the run's own tables are not this command's result, but they say what failed
     try:
-        render(request)
+        whole = render(request).exit_code == EXIT_DONE
+    except BaseException:
+        whole = False
+        raise
     finally:
-        sys.stdout = out
+        tables, sys.stdout = sys.stdout.getvalue(), out
+        if not whole:
+            sys.stderr.write("".join(line for line in tables.splitlines(keepends=True) if not line.startswith(str(folder))))
     found = {path.stem: path for path in (folder / "run" / "outputs").iterdir()}
     if not found:
         raise RunStoppedError("nothing could be made again; the tables above say why")

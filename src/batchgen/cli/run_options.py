@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from batchgen.cli.numbers import FiniteRange
 from batchgen.errors import UsageError
 from batchgen.shards import Shard
 from batchgen.units import parse_size
@@ -116,13 +117,13 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option("--ray-address", metavar="HOST:PORT", help="Head of the Ray cluster; default: RAY_ADDRESS, this machine's, or a new one."),
     click.option("--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads of each worker."),
     click.option("--stop-at", metavar="HH:MM", callback=_time_of_day, help="End in good order at this time; resumable."),
-    click.option("--max-hours", type=click.FloatRange(min=0, min_open=True), metavar="H", help="End in good order after H hours."),
+    click.option("--max-hours", type=FiniteRange(min=0, min_open=True), metavar="H", help="End in good order after H hours."),
     click.option("--smoke", is_flag=True, help="Before the first job, try three steps of the largest shape, decode included."),
     click.option("--retry-failed", is_flag=True, help="Try jobs again that failed in an earlier run."),
     click.option("--verify", is_flag=True, help="Hash every finished output before going on."),
     click.option("--overwrite", is_flag=True, help="Replace files that are not batchgen's where an output has to go."),
     click.option(
-        "--job-timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Set a batch aside that hangs this long.",
+        "--job-timeout", type=FiniteRange(min=0, min_open=True), metavar="SECONDS", help="Set a batch aside that hangs this long.",
     ),
     click.option("--reserve-vram", metavar="GB", callback=_size, help="Device memory left to others (GiB)."),
     click.option("--host-memory", metavar="GB", callback=_size, help="Host memory to use at most (GiB)."),

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.live import Live
 
+from batchgen.cli.numbers import FiniteRange
 from batchgen.cli.places import RunPath
 from batchgen.errors import EXIT_DONE
+from batchgen.report.console import console
 from batchgen.report.status import collect, render
 from batchgen.runfolder import RunFolder
 
@@ -31,7 +31,7 @@ batchgen status results/prompts-Qwen-Image --watch
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (with --watch: one a line each time).")
 @click.option("--watch", is_flag=True, help="Look again until the run has ended.")
 @click.option(
-    "--interval", type=click.FloatRange(min=0.1), default=2.0, show_default=True, metavar="SECONDS", help="Between looks of --watch."
+    "--interval", type=FiniteRange(min=0.1), default=2.0, show_default=True, metavar="SECONDS", help="Between looks of --watch."
 )
 def command(folder: Path, as_json: bool, watch: bool, interval: float) -> int:
     run = RunFolder.open(folder)
@@ -45,7 +45,7 @@ def command(folder: Path, as_json: bool, watch: bool, interval: float) -> int:
             status = collect(run)
             _print(status, as_json, one_line=True)
     else:
-        with Live(render(status), console=_console(), auto_refresh=False) as live:
+        with Live(render(status), console=console(sys.stdout, elsewhere=_TEXT_WIDTH), auto_refresh=False) as live:
             while status["state"] == "running":
                 time.sleep(interval)
                 status = collect(run)
@@ -53,14 +53,8 @@ def command(folder: Path, as_json: bool, watch: bool, interval: float) -> int:
     return EXIT_DONE
 
 
-def _console() -> Console:
-    terminal = sys.stdout.isatty()
-    width = None if terminal else int(os.environ.get("COLUMNS", "0") or 0) or _TEXT_WIDTH
-    return Console(file=sys.stdout, markup=False, highlight=False, emoji=False, width=width)
-
-
 def _print(status: dict[str, Any], as_json: bool, *, one_line: bool) -> None:
     if as_json:
         click.echo(json.dumps(status, ensure_ascii=False, indent=None if one_line else 2))
     else:
-        _console().print(render(status))
+        console(sys.stdout, elsewhere=_TEXT_WIDTH).print(render(status))

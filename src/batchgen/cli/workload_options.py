@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from batchgen.cli.numbers import FiniteFloat
 from batchgen.errors import UsageError
 from batchgen.inventory.loras import LoraFile, parse_loras
 from batchgen.jobs import ShapeKey
@@ -78,7 +79,7 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option("--size", metavar="WxH", callback=_dimensions, help="Size to plan for, e.g. 1024x1024; default: the model's own."),
     click.option("--frames", metavar="N", type=click.IntRange(1), help="Frames of a clip."),
     click.option("--steps", metavar="N", type=click.IntRange(1), help="Denoising steps."),
-    click.option("--guidance", metavar="G", type=float, help="Guidance scale."),
+    click.option("--guidance", metavar="G", type=FiniteFloat(), help="Guidance scale."),
     click.option("--jobs", metavar="N", type=click.IntRange(1), help="How many pictures or clips; default: the manifest's, else 100."),
     click.option("--reserve-vram", metavar="GB", callback=_memory, help="Device memory to keep back (GiB)."),
     click.option("--host-memory", metavar="GB", callback=_memory, help="Host memory to use at most (GiB)."),

@@ -40,6 +40,7 @@ from batchgen.execute.watch import MemoryWatch
 from batchgen.execute.worker import CRASH
 from batchgen.outputs.delivery import Delivery
 from batchgen.outputs.files import sweep_after
+from batchgen.outputs.urls import without_secrets
 from batchgen.outputs.whole import judge
 from batchgen.reconcile import Reconciled, adoption, reconcile
 from batchgen.remotecheck import reconcile_remote
@@ -51,6 +52,7 @@ Listen = Callable[[Event], None]
 
 _TURN_SECONDS = 0.5  # the longest sleep between looks at clocks and processes
 _STATUS_SECONDS = 2.0
+_KEPT_CHARACTERS = 1000  # of an error's message
 _QUIET_SECONDS = 900.0  # a worker may be silent for so long between batches: it loads a large model from a slow disk
 _LOOK_SECONDS = 2.0  # between looks for room, where machines come and go
 _PATIENCE_SECONDS = 1800.0  # that a run waits for room while it has no worker at all
@@ -66,6 +68,11 @@ def run_jobs(request: RunRequest, listen: Listen) -> RunResult:
     files stand under planned names.
     """
     return Supervisor(request, listen).run()
+
+
+def _kept(error: BatchgenError) -> str:
+    """What the journal says of an error that ended the run, for `status`: its class and its message."""
+    return f"{type(error).__name__}: {without_secrets(error.message)[:_KEPT_CHARACTERS]}"
 
 
 class Supervisor:
@@ -189,7 +196,7 @@ class Supervisor:
         try:
             self.journal.release()
             self._sweep_spool(everything=True)
-            self.journal.end_run(self._stopped_by if self._error is None else type(self._error).__name__)
+            self.journal.end_run(self._stopped_by if self._error is None else _kept(self._error))
         except BatchgenError as error:
             self._error = self._error or error
         if self._error is None and signals.received and (left := self.journal.counts()["pending"]):

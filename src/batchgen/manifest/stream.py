@@ -110,6 +110,13 @@ class RowStream:
 
     def entries(self, layout: Layout, chunk: Chunk, faults: Sequence[Fault]) -> Iterator[Entry]:
         """The chunk's rows one by one, blank ones left out."""
+        for entry in self._entries(layout, chunk, faults):
+            if entry.faults and self.kind == "json":
+                yield replace(entry, faults=tuple(replace(fault, item=entry.index + 1) for fault in entry.faults))
+            else:
+                yield entry
+
+    def _entries(self, layout: Layout, chunk: Chunk, faults: Sequence[Fault]) -> Iterator[Entry]:
         by_row = () if self.has_header else faults  # keys of JSON objects are each row's own
         for line, cells in zip(chunk.lines, chunk.rows, strict=True):
             if self.options.limit is not None and self.index >= self.options.limit:

@@ -31,6 +31,7 @@ from batchgen.events import (
     WorkerReplaced,
     WorkerStopped,
 )
+from batchgen.report.console import console as console_of
 from batchgen.units import counted, duration_text, size_text
 
 
@@ -263,9 +264,9 @@ def open_display(pace: Pace, *, quiet: bool = False, stream: TextIO | None = Non
     if quiet:
         return Silent(pace)
     if stream.isatty() and os.environ.get("TERM", "") not in ("dumb", ""):
-        console = Console(file=stream, markup=False, highlight=False, emoji=False)
-        if console.width > 0:
-            return LiveBar(pace, console)
+        found = console_of(stream)
+        if found.width > 0:
+            return LiveBar(pace, found)
     return PlainLines(pace, stream)
 
 

@@ -20,6 +20,7 @@ Kind = Literal["name", "number", "text"]
 GAP = 2
 LEAST_TEXT = 30  # columns that running text needs to be read beside others
 INDENT = 2
+_JOINED = "\ue000"  # stands for a blank at which a line must not be broken; private, and one column wide
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +132,12 @@ class Sheet:
                 continue
             note.append("" if not note.plain else " " if note.plain.endswith(".") else "; ")
             note.append(f"{said} " if said else "")
+            if self.columns[number].kind == "number":  # and its unit
+                value = Text(value.plain.replace(" ", _JOINED), style=value.style, spans=value.spans)
             note.append_text(value)
         if note.plain:
             for line in _stripped(note.wrap(console, max(1, width - INDENT))):
+                line.plain = line.plain.replace(_JOINED, " ")
                 yield Text.assemble(" " * INDENT, line)
 
 

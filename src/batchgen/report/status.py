@@ -11,6 +11,7 @@ from rich.text import Text
 
 from batchgen.errors import RunStoppedError
 from batchgen.journal import Journal
+from batchgen.report.safe import printable
 from batchgen.report.sheet import Column, Sheet
 from batchgen.runfolder import RunFolder
 from batchgen.runlock import heartbeat_age, is_alive, read_holder
@@ -18,6 +19,10 @@ from batchgen.units import counted, duration_text, size_text
 
 _RATE_SECONDS = 900.0  # a rate over the last quarter of an hour: models of several shapes do not run evenly
 _SHOWN_REASONS = 15
+_REFUSALS = frozenset({"RefusedError", "UsageError", "SettingsError", "ModelError", "ManifestError", "PlanRefusedError"})
+_ERRORS = {
+    "DiskError": "the disk", "StoreError": "the store of the outputs", "WorkerLostError": "no worker left", "RunLockedError": "the lock",
+}
 
 
 def collect(folder: RunFolder, *, now: float | None = None) -> dict[str, Any]:
@@ -30,12 +35,14 @@ def collect(folder: RunFolder, *, now: float | None = None) -> dict[str, Any]:
         holder = read_holder(folder.lock_path)
         alive = holder is not None and is_alive(folder.lock_path, holder)
         left = counts["pending"] + counts["running"]
+        stopped_by, _, because = ("" if alive or last is None else last["stopped_by"] or "").partition(": ")
         rate = _rate(journal, last, now if alive else None)
         return {
             "schema": 1,
             "folder": str(folder.path),
             "state": _state(last, alive=alive, left=left),
-            "stopped_by": None if alive or last is None else last["stopped_by"],
+            "stopped_by": stopped_by or None,
+            "stopped_because": because or None,
             "holder": holder.text if holder is not None and alive else None,
             "heartbeat_seconds": heartbeat_age(folder.lock_path) if alive else None,
             "jobs": sum(count for state, count in counts.items() if state != "vanished"),
@@ -119,10 +126,11 @@ def render(status: dict[str, Any]) -> RenderableType:
 
 def _headline(status: dict[str, Any]) -> str:
     counts = status["counts"]
+    refused = status["state"] == "stopped" and status["stopped_by"] in _REFUSALS
     words = {
         "running": "running",
         "finished": "finished",
-        "stopped": f"stopped ({status['stopped_by']})" if status["stopped_by"] else "stopped",
+        "stopped": _stopped(status["stopped_by"]),
         "crashed": "ended without a word (crash or power cut)",
         "new": "not begun",
     }
@@ -133,9 +141,18 @@ def _headline(status: dict[str, Any]) -> str:
         line += f", about {duration_text(status['eta_seconds'])} left"
     if status["holder"]:
         line += f"\n{status['holder']}"
-    elif status["state"] in ("stopped", "crashed"):
+    if status.get("stopped_because"):
+        line += f"\n{printable(status['stopped_because'], keep=chr(10))}"
+    if status["state"] == "crashed" or (status["state"] == "stopped" and not refused):
         line += "\nThe same `batchgen run` command goes on from here."
     return line
+
+
+def _stopped(by: str | None) -> str:
+    """What stopped a run, in words: the journal keeps an error's class."""
+    if by is None or not by.endswith("Error"):
+        return f"stopped ({by})" if by else "stopped"
+    return "refused" if by in _REFUSALS else f"stopped ({_ERRORS.get(by, 'an error')})"
 
 
 def _counts_table(counts: dict[str, int]) -> Sheet:

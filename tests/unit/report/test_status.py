@@ -145,7 +145,7 @@ def test_a_run_begun_and_not_yet_journalled_says_so(folder: RunFolder) -> None:
 
 
 SCHEMA: dict[str, type | tuple[type, ...]] = {
-    "schema": int, "folder": str, "state": str, "stopped_by": (str, type(None)), "holder": (str, type(None)),
+    "schema": int, "folder": str, "state": str, "stopped_by": (str, type(None)), "stopped_because": (str, type(None)), "holder": (str, type(None)),
     "heartbeat_seconds": (float, type(None)), "jobs": int, "counts": dict, "skipped_rows": int, "limit": (int, type(None)), "shard": (str, type(None)),
     "rate_per_minute": (float, type(None)),
     "eta_seconds": (float, type(None)), "last_output_at": (float, type(None)), "runs": int, "failures": list, "workers": list,
