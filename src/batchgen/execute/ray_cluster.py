@@ -32,6 +32,7 @@ from batchgen.errors import UsageError
 from batchgen.events import Event
 from batchgen.execute.launch import Message
 from batchgen.execute.place import Ending, ModelSource, Place
+from batchgen.execute.ray_address import refuse_dead, silent
 from batchgen.execute.settings import ENGINE, Shutdown
 from batchgen.inventory import device
 from batchgen.inventory.records import DeviceFacts, Platform
@@ -50,24 +51,23 @@ _CALLS = 8  # at once, to one actor
 def connected(address: str | None) -> Iterator[None]:
     """While entered: this process drives a cluster. None: the one of RAY_ADDRESS or of this machine, else one made for this run.
 
-    Raises UsageError for a cluster that does not answer.
+    Raises UsageError for a cluster that does not answer, within seconds where nothing is there.
     """
-    if address is not None and "://" in address:
-        raise UsageError(
-            f"--ray-address {address}: a run drives the cluster from one of its own machines", option="--ray-address",
-            hint="Run batchgen on a machine of the cluster, with HOST:PORT of its head, or leave the option out there.",
-        )
+    named = (os.environ.get("RAY_ADDRESS") or None) if address is None else address
+    if named is not None:
+        refuse_dead(named, said_by="RAY_ADDRESS" if address is None else "--ray-address")
     # Ray would print what its own processes say of a lost machine onto standard output, which holds the run's result; its logs have it.
     ray_driver.print_to_stdstream = _unprinted
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "critical", "namespace": "batchgen"}
     try:
-        if address is not None or "RAY_ADDRESS" in os.environ:
-            ray.init(address=address, **quiet)
-        else:
-            try:
-                ray.init(address="auto", **quiet)
-            except ConnectionError:
-                ray.init(include_dashboard=False, **quiet)
+        with silent():
+            if named is not None:
+                ray.init(address=address, **quiet)
+            else:
+                try:
+                    ray.init(address="auto", **quiet)
+                except ConnectionError:
+                    ray.init(include_dashboard=False, **quiet)
     except Exception as error:  # Ray raises plain ones where its own processes do not come up
         raise UsageError(
             f"the Ray cluster does not answer: {_first_line(error)}", option="--ray-address",
