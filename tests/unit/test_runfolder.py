@@ -115,10 +115,15 @@ def test_run_json_comes_back_and_a_broken_one_is_named(tmp_path: Path, manifest:
         ({"b": 1, "a": 1}, {"a": 2, "b": 2}, ["a: 1 -> 2", "b: 1 -> 2"]),
         ({}, {"dtype": "bfloat16"}, ["dtype: not set -> bfloat16"]),
         ({"dtype": "bfloat16"}, {}, ["dtype: bfloat16 -> not set"]),
+        ({}, {"image_format": "jpeg"}, ["image_format: png -> jpeg"]),
+        ({"image_format": "webp"}, {}, ["image_format: webp -> png"]),
+        ({}, {"compile": True}, ["compile: false -> true"]),
+        ({}, {"image_format": "png", "vae_tiling": False}, []),
         ({"x": None}, {}, []),
         ({"guidance": 4}, {"guidance": 4.0}, []),
     ],
-    ids=["equal", "changed", "tuples are lists", "sorted", "added", "removed", "unset is absent", "4 is 4.0"],
+    ids=["equal", "changed", "tuples are lists", "sorted", "added", "removed",
+         "a default has its name", "back to a default", "a switch has its default", "a default said is no difference", "unset is absent", "4 is 4.0"],
 )
 def test_differences_are_told_by_name(old: dict[str, object], new: dict[str, object], lines: list[str]) -> None:
     assert pixel_diff(old, new) == lines

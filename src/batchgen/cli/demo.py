@@ -29,7 +29,7 @@ FAILURE_FOLDER = "results/demo-with-failure-builtin"
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors and the tables.")
 @click.pass_context
 def command(context: click.Context, output: str | None, with_failure: bool, new: bool, device: str | None, quiet: bool) -> int:
-    """Render sixteen prompts with the small built-in model, and show what a run leaves behind.
+    """Render sixteen pictures with the small built-in model, and show what a run leaves behind.
 
     \b
     batchgen demo

@@ -34,7 +34,7 @@ COMMANDS = {
     "verify": "Compare a run's outputs with its journal.",
     "rerender": "Make pictures again from the settings inside them.",
     "doctor": "Say whether this machine is ready for the night.",
-    "demo": "Render sixteen prompts with the built-in model.",
+    "demo": "Render sixteen pictures with the built-in model.",
     "completion": "Print the completion script for bash, zsh or fish.",
 }
 EXIT_BROKEN_PIPE = 141

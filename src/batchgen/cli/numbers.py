@@ -9,17 +9,21 @@ import click
 from click.types import FloatParamType
 
 
-class _Finite(click.ParamType):
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is not a finite number.", param, ctx)
-        return number
-
-
-class FiniteFloat(_Finite, FloatParamType):
+class FiniteFloat(FloatParamType):
     """A number."""
 
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        return _finite(super().convert(value, param, ctx), value, param, ctx)
 
-class FiniteRange(_Finite, click.FloatRange):
+
+class FiniteRange(click.FloatRange):
     """A number within limits."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        return _finite(super().convert(value, param, ctx), value, param, ctx)
+
+
+def _finite(number: float, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    if not math.isfinite(number):
+        raise click.BadParameter(f"{value!r} is not a finite number.", ctx, param)
+    return number

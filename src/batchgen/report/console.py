@@ -46,7 +46,7 @@ def console(stream: TextIO, *, elsewhere: int | None = None, soft_wrap: bool = F
     """
     terminal = stream.isatty()
     width = columns()
-    environ = {name: value for name, value in os.environ.items() if name != "COLUMNS"}  # what rich takes for a number may be none
+    environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}  # what rich takes for numbers
     return _Console(
         file=stream if terminal else cast(TextIO, _Trimmed(stream)), width=width or (None if terminal else elsewhere), soft_wrap=soft_wrap,
         markup=False, highlight=False, emoji=False, _environ=environ,

@@ -153,7 +153,8 @@ def print_parts(parts: Iterable[RenderableType | None], console: Console) -> Non
 def as_text(parts: Iterable[RenderableType | None], *, width: int = TEXT_WIDTH) -> str:
     """The parts as plain text, a blank line between two; no colour, no trailing blanks."""
     file = io.StringIO()
-    console = Console(file=file, width=width, force_terminal=False, color_system=None, highlight=False, markup=False, emoji=False)
+    console = Console(file=file, width=width, force_terminal=False, color_system=None, highlight=False, markup=False, emoji=False,
+                      _environ={})  # its width is given: COLUMNS has no say
     print_parts(parts, console)
     lines = [line.rstrip() for line in file.getvalue().splitlines()]
     return "\n".join(lines).strip("\n") + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from pathlib import Path
 import click
 import pytest
 
+from batchgen import builtin
 from batchgen.cli import main
+from batchgen.cli.demo import next_lines
 from batchgen.cli.helping import SHORT, long_name
 from batchgen.errors import BatchgenError, DiskError, InterruptedRunError, RefusedError, UsageError
 
@@ -196,6 +199,43 @@ SWALLOWED = [
 def test_an_option_is_not_taken_for_a_value(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+NOT_FINITE = [
+    ["run", "x.csv", "--max-hours"], ["run", "x.csv", "--job-timeout"], ["status", ".", "--interval"], ["plan", "--guidance"],
+    ["plan", "--keep-resident-min-available-gb"], ["check", "x.csv", "--guidance"], ["check", "x.csv", "--fps"],
+]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "1e999"])
+@pytest.mark.parametrize("arguments", NOT_FINITE, ids=" ".join)
+def test_no_option_takes_a_number_that_is_not_finite(arguments: list[str], value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run([*arguments, value]) == 2
+    assert f"'{arguments[-1]}'" in capsys.readouterr().err
+
+
+def test_without_a_command_the_help_is_shown_and_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run([]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("Usage: batchgen")
+    assert "error:" not in error
+    assert "hint:" not in error
+
+
+def test_the_demo_renders_as_many_pictures_as_it_says() -> None:
+    with builtin.demo_manifest(with_failure=False).open(encoding="utf-8", newline="") as file:
+        assert sum(int(row["num_images"] or 1) for row in csv.DictReader(file)) == 16
+    assert "sixteen pictures" in main.COMMANDS["demo"]
+    assert "sixteen pictures" in str(main.load_command("demo").help)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 140])
+def test_the_demos_next_steps_fit_but_for_commands_that_are_never_broken(width: int) -> None:
+    steps = [("batchgen status results/demo-builtin", "what the run folder knows"), ("batchgen run prompts.csv --model Qwen/Qwen-Image", "your own list; " * 3)]
+    lines = next_lines(steps, width)
+    assert all(len(line) <= width or line.strip() in dict(steps) for line in lines)
+    assert all(any(step in line for line in lines) for step, _ in steps)
+    assert " ".join(" ".join(lines).split()) == " ".join(" ".join(part for step in steps for part in step).split())
 
 
 def test_a_value_that_looks_like_an_option_can_be_meant(capsys: pytest.CaptureFixture[str]) -> None:

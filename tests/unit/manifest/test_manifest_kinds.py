@@ -180,6 +180,15 @@ def test_a_broken_json_array_is_named_with_its_line(tmp_path: Path, text: str, r
     assert message in faults[0].message
 
 
+def test_faults_of_a_json_array_name_the_element_for_many_may_stand_on_one_line(tmp_path: Path) -> None:
+    text = '[{"prompt": "a"}, {"prompt": "b", "seed": "x"}, {"prompt": "c"}, {"prompt": "d", "width": -3}, 4, {"prompt": "e", "prompt": "f"}]'
+    faults = faults_of(write(tmp_path / "a.json", text))
+    assert [fault.item for fault in faults] == [2, 4, 5, 6]
+    assert str(faults[0]).endswith("a.json:1:seed: item 2: is not a whole number ('x'); write digits only, or leave it blank")
+    lines = faults_of(write(tmp_path / "a.jsonl", '{"prompt": "b", "seed": "x"}\n'))
+    assert [fault.item for fault in lines] == [None]
+
+
 def test_a_json_array_larger_than_a_block_is_read_piece_by_piece(tmp_path: Path) -> None:
     prompts = ["é" * 70_000, "b" * 3 * BLOCK_BYTES, *(f"row {n}" for n in range(2000))]
     text = json.dumps([{"prompt": prompt, "seed": n} for n, prompt in enumerate(prompts)], indent=1)

@@ -110,6 +110,27 @@ def test_people_see_counts_reasons_and_no_terminal_codes(folder: RunFolder) -> N
     assert "\x1b" not in text
 
 
+ENDS = {
+    "a refusal, its reason and no promise": ("RefusedError: a foreign file\x1b[2J is there", "refused: 3 of 8 done\na foreign file\\x1b[2J is there\n", False),
+    "a refusal of an older journal": ("RefusedError", "refused: 3 of 8 done\n", False),
+    "an error in words": ("DiskError: the disk is full", "stopped (the disk): 3 of 8 done", True),
+    "an error without words of its own": ("RunStoppedError: it broke", "stopped (an error): 3 of 8 done", True),
+    "an ordered end": ("max-hours", "stopped (max-hours): 3 of 8 done", True),
+}
+
+
+@pytest.mark.parametrize(("end", "said", "promised"), ENDS.values(), ids=ENDS)
+def test_an_end_is_said_in_words_without_the_names_of_classes(folder: RunFolder, end: str, said: str, promised: bool) -> None:
+    fill(folder, end=end)
+    text = run_status(folder).replace(", 3.0 a minute", "")
+    assert text.startswith(said)
+    assert ("goes on from here" in text) == promised
+    assert "Error" not in text
+    status = collect(folder)
+    name, _, because = end.partition(": ")
+    assert (status["stopped_by"], status["stopped_because"]) == (name, because or None)
+
+
 def test_json_is_one_object(folder: RunFolder) -> None:
     fill(folder)
     assert json.loads(run_status(folder, "--json"))["schema"] == 1

@@ -45,6 +45,13 @@ def test_predicted_stands_beside_measured() -> None:
     assert tables.predicted_per_job(plan()) == {}
 
 
+@pytest.mark.parametrize("width", range(30, 80))
+def test_no_line_breaks_between_a_number_and_its_unit(width: int) -> None:
+    lines = tables.as_text([tables.stage_table(summary(), plan())], width=width).splitlines()
+    assert [line for line in lines if line.split() and line.split()[0] in ("%", "s", "GiB", "MiB")] == []
+    assert any("%" in line for line in lines)
+
+
 def test_no_failures_and_no_decisions_make_no_table() -> None:
     assert tables.failure_table([]) is None
     assert tables.decision_table(Summary()) is None
