@@ -19,6 +19,7 @@ from batchgen.plan.batching import Curve
 from batchgen.plan.records import StageProfile
 from batchgen.rehearsal import cache, hollow
 from batchgen.rehearsal.live import LiveBytes
+from batchgen.rehearsal.tiles import share_tiles
 
 TinyFolder = Callable[[str], Path]
 FAMILIES = (
@@ -144,6 +145,78 @@ def test_tiles_need_less_than_a_whole_decode(deep_folder: Path) -> None:
     found = rehearse.rehearse(str(deep_folder), dtypes(deep_folder), [large], [1], tiled=True)
     decodes = {profile.tiled: profile.activation_bytes for profile in found.profiles if profile.stage == "decode"}
     assert decodes[True] < decodes[False]
+
+
+def test_tiles_that_stand_for_others_cost_what_all_of_them_cost(deep_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = ShapeKey(832, 576, None, None, 2, 4.0, None, None, None, ())
+    found = {}
+    for sharing in (True, False):
+        if not sharing:
+            monkeypatch.setattr(rehearse, "share_tiles", lambda vae, stage: None)
+        profiles = rehearse.rehearse(str(deep_folder), dtypes(deep_folder), [large], [1], tiled=True).profiles
+        found[sharing] = [profile for profile in profiles if profile.tiled]
+    assert found[True] == found[False]
+    assert [profile.stage for profile in found[True]] == ["decode"]
+
+
+class _Tiled(torch.nn.Module):
+    """Decodes tiles of frames with a cache of the frame before, as the VAEs of clips do it; counts what is played of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.decoder = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.played = 0
+        plain = self.decoder.forward
+
+        def forward(frame: torch.Tensor, cache: list[torch.Tensor | None], place: list[int]) -> torch.Tensor:
+            self.played += 1
+            before = cache[place[0]]
+            cache[place[0]] = frame.clone()
+            place[0] += 1
+            return plain(frame if before is None else torch.cat([before, frame]))
+
+        self.decoder.forward = forward  # type: ignore[method-assign]
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        value = self.first(value)
+        rows: list[torch.Tensor] = []
+        for tile in range(6):
+            cache: list[torch.Tensor | None] = [None]
+            rows.extend(self.decoder(value[tile : tile + 1], cache, [0]) for _ in range(3))
+        return torch.cat(rows)
+
+
+def test_a_tile_s_cache_of_frames_is_part_of_what_stands_for_it() -> None:
+    peaks, shapes, played, flops = [], [], [], []
+    for sharing in (False, True):
+        scene = hollow.Stage()
+        with scene.fake:
+            module = _Tiled()
+        hollow.enter(module, "tiled", scene)
+        if sharing:
+            share_tiles(module, scene)
+        tracker = LiveBytes(module.parameters(), fake=scene.fake)
+        with scene.following(tracker):
+            shapes.append(tuple(module(torch.zeros(6, 4)).shape))
+        peaks.append(tracker.peak)
+        flops.append(tracker.flops)
+        played.append(module.played)
+    assert shapes == [(30, 4)] * 2  # one row of each tile's first frame, two of the others
+    assert (peaks[0], flops[0]) == (peaks[1], flops[1])
+    assert played == [18, 2]  # a tile's first frame, and one with a frame before it
+
+
+def test_a_model_of_words_alone_takes_no_other_road_because_of_a_size(deep_folder: Path) -> None:
+    odd = ShapeKey(1000, 1000, None, None, 2, 4.0, None, None, None, ())
+    with pytest.raises(Exception, match=r"shape|size|divisible|multiple"):
+        rehearse.rehearse(str(deep_folder), dtypes(deep_folder), [odd], [1])
+
+
+def test_every_stage_is_told_before_it_is_played(deep_folder: Path) -> None:
+    told: list[str] = []
+    small = ShapeKey(64, 64, None, None, 2, None, None, None, None, ())
+    rehearse.rehearse(str(deep_folder), dtypes(deep_folder), [small], [2], told=told.append)
+    assert told == [f"{stage} at 64x64, 2 steps, batch 2" for stage in ("text_encoder", "denoise", "decode")]
 
 
 def test_a_config_that_builds_nothing_is_named(deep_folder: Path) -> None:

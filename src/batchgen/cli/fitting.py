@@ -5,7 +5,6 @@ Shared by `plan` and `run`. Imports no torch: a rehearsal that is not in the cac
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import subprocess
@@ -15,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from batchgen.cli.playing import played_apart
 from batchgen.errors import PlanRefusedError
 from batchgen.inventory import catalogue
 from batchgen.inventory.loras import LoraFile
@@ -124,11 +124,9 @@ def rehearsal(folder: Path, request: dict[str, Any], *, note: Note) -> Rehearsed
     note(f"rehearsing {sizes} without weights (kept for the next plan)")
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "batchgen.execute.rehearsing"], input=json.dumps(request | {"path": str(folder)}),
-            capture_output=True, text=True, env=environment, timeout=REHEARSAL_SECONDS, check=False,
-        )
-        answer = json.loads(done.stdout)
+        answer = played_apart(
+            [sys.executable, "-m", "batchgen.execute.rehearsing"], request | {"path": str(folder)}, environment,
+            note=note, seconds=REHEARSAL_SECONDS)
         if "error" in answer:
             raise RehearsalFailedError(answer["error"])
         found = cache.from_json(answer["rehearsed"])

@@ -45,7 +45,7 @@ def options_from(
     defaults = JobDefaults(**{name: given.pop(name) for name in JobDefaults.__dataclass_fields__})
     parse_template(given["name_template"])
     carried = tuple(name.strip() for text in carry for name in text.split(","))
-    return ManifestOptions(defaults=defaults, carry=carried, loras=loras, **given)
+    return ManifestOptions(defaults=defaults, carry=carried, loras=loras, one_size=size is not None, **given)
 
 
 def _seed(context: click.Context, parameter: click.Parameter, value: str | None) -> int | Literal["random"] | None:

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from batchgen.cli.model_options import model_options
 from batchgen.cli.placement_options import placement_options
@@ -22,6 +23,9 @@ from batchgen.plan.planner import make_plan
 from batchgen.plan.records import Overrides, Plan, PlanFacts
 from batchgen.report import plan_text
 from batchgen.report.plan_json import plan_object
+
+if TYPE_CHECKING:
+    from batchgen.cli.fitting import Shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +82,43 @@ def command(
     own_profile = Path(overrides.profile_file) if overrides.profile_file is not None else None
     subject = Subject(model, replace(model_options, download=False), facts_file, overrides.profile, own_profile)
     if compare:
+        _refuse_beside_compare(click.get_current_context())
         show_compared(compare, subject, overrides, manifest, workload, as_json=as_json)
         return 0
     where, found = find_devices(devices, device_memory, gpus, platform)
     facts = plan_facts(subject, overrides, where, found)
+    # what is asked for is checked whether or not it is rehearsed
+    shapes = shapes_to_plan(manifest, facts.model, facts.profile, workload)
     plan = make_plan(facts)
     wanted = rehearse if rehearse is not None else where == "cuda"
     if wanted and not policy_only:
         at_hand = not device_memory and not gpus
-        plan = fitted(plan, facts, manifest, workload, at_hand=at_hand, trust_remote_code=model_options.trust_remote_code)
-    elif (warning := plan_text.too_large(plan)) is not None:
-        click.echo(f"warning: {plan_text.plain(warning)}", err=True)
+        plan = fitted(plan, facts, shapes, workload, at_hand=at_hand, trust_remote_code=model_options.trust_remote_code)
+    else:
+        by = "--policy-only" if policy_only else "--no-rehearse" if rehearse is False else None
+        if (warning := plan_text.too_large(plan, unfitted_by=by)) is not None:
+            click.echo(f"warning: {plan_text.plain(warning)}", err=True)
     show(plan, show_residency=show_residency, explain=explain, as_json=as_json)
+    if not plan.stages and not as_json and (manifest is not None or workload.said):
+        click.echo(plan_text.jobs_line(shapes.counts, assumed=shapes.assumed))
     return 0
+
+
+# What --compare has no use for: it compares cards of the catalogue by their rehearsals, in a table of its own.
+_NOT_BESIDE_COMPARE = ("gpus", "devices", "device_memory", "platform", "policy_only", "rehearse", "show_residency", "explain")
+
+
+def _refuse_beside_compare(context: click.Context) -> None:
+    """Raises UsageError for an option on the command line that --compare would leave unheard. --rehearse is what it does anyway."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name not in _NOT_BESIDE_COMPARE or context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        if name == "rehearse" and context.params[name]:
+            continue
+        option = "--no-rehearse" if name == "rehearse" else parameter.opts[0]
+        hint = "Name every card in --compare." if name in ("gpus", "devices", "device_memory", "platform") else "Leave out one of them."
+        raise UsageError(f"{option} has no place beside --compare, which rehearses cards of the catalogue", option=option, hint=hint)
 
 
 def find_devices(
@@ -116,7 +144,7 @@ def plan_facts(subject: Subject, overrides: Overrides, platform: Platform, devic
 
 
 def fitted(
-    plan: Plan, facts: PlanFacts, manifest: str | None, workload: WorkloadOptions, *, at_hand: bool, trust_remote_code: bool,
+    plan: Plan, facts: PlanFacts, shapes: Shapes, workload: WorkloadOptions, *, at_hand: bool, trust_remote_code: bool,
 ) -> Plan:  # fmt: skip
     """The plan with the rehearsal's numbers. Raises PlanRefusedError where nothing fits."""
     # Tables of a plan by the rules need none of this.
@@ -127,7 +155,6 @@ def fitted(
     host = workload.host_bytes
     if host is None and at_hand:
         host = host_memory()[1]
-    shapes = shapes_to_plan(manifest, facts.model, facts.profile, workload)
     options = FitOptions(reserve_bytes=workload.reserve_bytes, host_available_bytes=host)
     return rehearse_and_fit(
         plan, facts, shapes, options, note=lambda line: click.echo(line, err=True), trust_remote_code=trust_remote_code,
@@ -140,19 +167,21 @@ def show_compared(
     """One plan a card, side by side; a card on which nothing fits is a row too."""
     from batchgen.report.fit_tables import Compared, compare_table
 
+    found = [(name, catalogue.cards((name,), option="--compare")) for name in names]  # all names are right before anything is rehearsed
+    model, profile = find_model(subject, "cuda")
+    shapes = shapes_to_plan(manifest, model, profile, workload)
     rows = []
-    for name in names:
-        platform, devices = find_devices((), (), (name,), None)
-        facts = plan_facts(subject, overrides, platform, devices)
+    for name, devices in found:
+        facts = PlanFacts(model, profile, "cuda", devices, overrides)
         try:
-            plan = fitted(make_plan(facts), facts, manifest, workload, at_hand=False,
+            plan = fitted(make_plan(facts), facts, shapes, workload, at_hand=False,
                           trust_remote_code=subject.options.trust_remote_code)  # fmt: skip
             rows.append(Compared(name, plan))
         except PlanRefusedError as error:
             rows.append(Compared(name, None, error.message))
     if as_json:
-        found = [{"card": row.card, "plan": plan_object(row.plan) if row.plan else None, "refused": row.refused or None} for row in rows]
-        click.echo(json.dumps({"schema": 1, "cards": found}, ensure_ascii=False, allow_nan=False))
+        cards = [{"card": row.card, "plan": plan_object(row.plan) if row.plan else None, "refused": row.refused or None} for row in rows]
+        click.echo(json.dumps({"schema": 1, "cards": cards}, ensure_ascii=False, allow_nan=False))
         return
     _print(compare_table(rows))
 

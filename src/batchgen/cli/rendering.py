@@ -149,7 +149,8 @@ def _mark(path: str, options: ManifestOptions, shard: Shard | None) -> str | Non
     """What the jobs are made from: the manifest's bytes, the options, the version that reads them. None for a folder of prompts."""
     if not Path(path).is_file():
         return None
-    made_by = asdict(replace(options, shown_as=None, faults_file=None)) | {"version": __version__, "path": str(Path(path).absolute())}
+    plain = replace(options, shown_as=None, faults_file=None, one_size=False)
+    made_by = asdict(plain) | {"version": __version__, "path": str(Path(path).absolute())}
     if shard is not None:
         made_by["shard"] = str(shard)
     text = json.dumps(made_by, default=sorted, sort_keys=True)  # sorted: for sets, whose order differs from run to run
@@ -299,9 +300,9 @@ def _carry_out(
         left = result.counts["pending"]
         rest = counted(left, "job is", "jobs are")
         print(f"stopped by --{result.stopped_by}; {rest} left. The same command goes on from here.", file=sys.stderr)
-    return Outcome(folder, result, summary, facts, len(journal.skipped()))
     if unread is not None:
         raise unread
+    return Outcome(folder, result, summary, facts, len(journal.skipped()))
 
 
 def _rebase(pace: Pace, journal: Journal) -> None:

@@ -18,7 +18,7 @@ from batchgen.units import parse_size
 
 if TYPE_CHECKING:
     from batchgen.cli.fitting import Shapes
-    from batchgen.inventory.records import ModelFacts, Profile
+    from batchgen.inventory.records import ModelFacts, Profile, SizeRules
 
 MAX_SIDE = 16384
 
@@ -94,11 +94,11 @@ def shapes_to_plan(manifest: str | None, model: ModelFacts, profile: Profile, op
     from batchgen.cli.fitting import ASSUMED_JOBS, Shapes
 
     given = one_shape(profile, options)
+    rules = _checked_rules(model, options)
     if manifest is None:
         return Shapes(((given, options.jobs or ASSUMED_JOBS),), assumed=options.jobs is None)
     from batchgen import manifest as manifests
     from batchgen.cli.request import with_profile
-    from batchgen.inventory.rules import size_rules
     from batchgen.manifest.options import JobDefaults, ManifestOptions
 
     if manifest == "-":
@@ -106,13 +106,25 @@ def shapes_to_plan(manifest: str | None, model: ModelFacts, profile: Profile, op
     defaults = JobDefaults(
         width=given.width, height=given.height, num_frames=given.num_frames, steps=given.steps, guidance=given.guidance,
         lora=options.loras[0].name if len(options.loras) == 1 else None)
-    asked = ManifestOptions(defaults=with_profile(defaults, profile), rules=size_rules(model), loras=options.loras)
+    asked = ManifestOptions(defaults=with_profile(defaults, profile), rules=rules, loras=options.loras)
     checked = manifests.check(manifest, asked)
     counts = tuple((count.shape, count.jobs) for count in checked.shapes)
     if options.jobs is not None:
         scale = options.jobs / max(1, checked.jobs)
         counts = tuple((shape, max(1, round(jobs * scale))) for shape, jobs in counts)
     return Shapes(counts, prompt=checked.longest_prompt)
+
+
+def _checked_rules(model: ModelFacts, options: WorkloadOptions) -> SizeRules:
+    """The model's rules for sizes; known models have them without their files. Raises UsageError for options that break them."""
+    from batchgen.inventory.rules import size_rules
+    from batchgen.manifest.sizes import misfits, option_refusal
+
+    rules = size_rules(model)
+    width, height = options.size or (None, None)
+    if found := misfits({"width": width, "height": height, "num_frames": options.frames}, rules):
+        raise option_refusal(found, options.size, frames_option="--frames", snap=False)
+    return rules
 
 
 def one_shape(profile: Profile, options: WorkloadOptions) -> ShapeKey:

@@ -6,7 +6,7 @@ each stage, shape and batch. Over loaded components the same function measures a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,11 +19,13 @@ from batchgen.execute.load import ModelFolder, first_line, quiet_libraries, torc
 from batchgen.execute.moving import chunks_of, pieces_of, stays
 from batchgen.execute.stages import DECODE, DENOISE, PIPELINE, Stage, Stages, build_stages, call_stage, join_rows, split_rows
 from batchgen.execute.streaming import split_chunks
+from batchgen.inventory.prompt_limits import call_arguments
 from batchgen.jobs import Job, ShapeKey
 from batchgen.plan.records import Rehearsed, RehearsedComponent, StageProfile
 from batchgen.rehearsal import hollow
 from batchgen.rehearsal.live import LiveBytes, held_tensors, tensors_in
 from batchgen.rehearsal.standins import stand_in_tokenizer
+from batchgen.rehearsal.tiles import share_tiles
 
 CPU = torch.device("cpu")
 # About as many tokens as a careful prompt has; a manifest's own longest prompt takes its place.
@@ -65,6 +67,7 @@ class Rehearsal:
     blocks: dict[str, tuple[int, ...]]  # bytes of each block that can stream, in registration order
     stood_in: tuple[str, ...]
     real: bool = False
+    told: Callable[[str], None] | None = None  # hears what is played
 
 
 def hollow_rehearsal(
@@ -143,11 +146,15 @@ def staying_bytes(name: str, module: nn.Module) -> int:
 
 def rehearse(
     path: str, dtypes: Mapping[str, str], shapes: Sequence[ShapeKey], batches: Sequence[int], *, prompt: str | None = None,
-    tokens: int = 60, tiled: bool = False, trust_remote_code: bool = False,
+    tokens: int = 60, tiled: bool = False, trust_remote_code: bool = False, told: Callable[[str], None] | None = None,
 ) -> Rehearsed:
-    """Profiles of every stage at every shape, at as many of the batch sizes as tell the others. `tiled`: decodes in tiles as well."""
+    """Profiles of every stage at every shape, at as many of the batch sizes as tell the others. `tiled`: decodes in tiles as well.
+
+    `told` hears of every stage before it is played: its name, shape and batch in one line.
+    """
     with hollow.small_collections():
         rehearsal = hollow_rehearsal(path, dtypes, tokens=tokens, trust_remote_code=trust_remote_code, inputs=block_names(shapes[0].inputs))
+        rehearsal.told = told
         roads = _Roads(rehearsal, dtypes, prompt or PROMPT, {shapes[0].inputs: rehearsal})
         profiles: dict[StageProfile, None] = {}
         for shape in shapes:
@@ -185,7 +192,7 @@ class _Roads:
         try:
             return self._played(shape, shape.inputs, batches)
         except Exception:
-            found = self._with_picture(shape, batches) if not shape.inputs else None
+            found = self._with_picture(shape, batches) if not shape.inputs and _takes_a_picture(self.rehearsal) else None
             if found is None:  # that was not what it lacked: the first error is told
                 raise
             self.pictured.append(shape)
@@ -202,6 +209,12 @@ class _Roads:
             self.made[inputs] = on_road(self.rehearsal, self.dtypes, inputs)
         found = play_batches(self.made[inputs], job_of(replace(shape, inputs=inputs), self.prompt), batches)
         return [tuple(replace(profile, shape=shape.text) for profile in played) for played in found]
+
+
+def _takes_a_picture(rehearsal: Rehearsal) -> bool:
+    """Whether the model's own pipeline takes one. One that makes pictures of words alone never lacked it, whatever failed."""
+    arguments = call_arguments(rehearsal.stages.folder.pipeline_class)
+    return not arguments or "image" in arguments
 
 
 def on_road(rehearsal: Rehearsal, dtypes: Mapping[str, str], inputs: Sequence[str]) -> Rehearsal:
@@ -258,6 +271,7 @@ def tile(rehearsal: Rehearsal) -> bool:
     if vae is None or not hasattr(vae, "enable_tiling"):
         return False
     vae.enable_tiling()
+    share_tiles(vae, rehearsal.scene)
     rehearsal.scene.components["vae"].records.clear()
     return True
 
@@ -388,6 +402,8 @@ def _follow(
     job: Job, batch: int,
 ) -> tuple[dict[str, Any], StageProfile]:
     scene = rehearsal.scene
+    if rehearsal.told is not None:
+        rehearsal.told(f"{stage.name} at {job.shape.text}, batch {batch}")
     modules = [rehearsal.components[name] for name in stage.components]
     known = [tensor for module in modules for tensor in held_tensors(module)]
     scene.forget_calls()

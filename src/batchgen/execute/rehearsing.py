@@ -1,4 +1,6 @@
-"""A rehearsal in a process of its own: a request as JSON on standard input, the rehearsal as JSON on standard output.
+"""A rehearsal in a process of its own: a request as JSON on standard input, JSON lines on standard output.
+
+Each stage is told before it is played ({"playing": TEXT}); the last line is the answer.
 
 `python -m batchgen.execute.rehearsing`. The command line stays without torch, and one rehearsal's memory is gone with its process.
 """
@@ -10,8 +12,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TextIO
 
 from batchgen.errors import BatchgenError
 
@@ -26,7 +29,7 @@ def main() -> int:
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever the libraries print belongs on standard error
     try:
-        answer: dict[str, Any] = {"rehearsed": _rehearse(request)}
+        answer: dict[str, Any] = {"rehearsed": _rehearse(request, partial(_tell, out))}
         code = 0
     except BatchgenError as error:
         answer, code = {"error": str(error)}, 2
@@ -44,7 +47,12 @@ def _end_with_parent(parent: int) -> None:
     os._exit(1)
 
 
-def _rehearse(request: Mapping[str, Any]) -> dict[str, Any]:
+def _tell(out: TextIO, playing: str) -> None:
+    out.write(json.dumps({"playing": playing}) + "\n")
+    out.flush()
+
+
+def _rehearse(request: Mapping[str, Any], told: Callable[[str], None]) -> dict[str, Any]:
     for name in _NOT_NEEDED:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # None: the import system says that it is not there
     import torch
@@ -58,6 +66,7 @@ def _rehearse(request: Mapping[str, Any]) -> dict[str, Any]:
     found = rehearse.rehearse(
         request["path"], request["dtypes"], shapes, request["batches"], prompt=request.get("prompt"), tokens=request.get("tokens", 60),
         tiled=request.get("tiled", False), trust_remote_code=request.get("trust_remote_code", False),
+        told=told,
     )
     return to_json(found)
 

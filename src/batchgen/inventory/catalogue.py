@@ -46,26 +46,26 @@ def catalogue() -> tuple[Card, ...]:
     )  # fmt: skip
 
 
-def find_card(name: str) -> Card:
-    """The card of that name, spaces, hyphens and letter case aside. Raises UsageError with the nearest one."""
+def find_card(name: str, *, option: str = "--gpu") -> Card:
+    """The card of that name, spaces, hyphens and letter case aside. Raises UsageError, for that option, with the nearest one."""
     wanted = _plain(name)
     by_name = {_plain(text): card for card in catalogue() for text in (card.name, *card.names)}
     if wanted in by_name:
         return by_name[wanted]
     near = difflib.get_close_matches(wanted, list(by_name), n=1, cutoff=0.6)
     question = f" Did you mean {by_name[near[0]].name!r}?" if near else ""
-    raise UsageError(f"--gpu: there is no {name!r} in the catalogue.{question}", option="--gpu",
+    raise UsageError(f"{option}: there is no {name!r} in the catalogue.{question}", option=option,
                      hint=f"Known: {', '.join(card.name for card in catalogue())}. Or state it with --device-memory.")  # fmt: skip
 
 
-def cards(specs: Sequence[str]) -> tuple[DeviceFacts, ...]:
-    """Idle devices from entries `NAME` or `NAMExN` (`RTX 4090x2`). Raises UsageError."""
+def cards(specs: Sequence[str], *, option: str = "--gpu") -> tuple[DeviceFacts, ...]:
+    """Idle devices from entries `NAME`, `NAMExN` (`RTX 4090x2`) or `Nx NAME` of that option. Raises UsageError."""
     found: list[DeviceFacts] = []
     for spec in specs:
         text, count = _count(spec)
-        card = find_card(text)
+        card = find_card(text, option=option)
         if not 1 <= count <= 1024:
-            raise UsageError(f"--gpu {spec}: {count} is no number of cards from 1 to 1024", option="--gpu", hint="Write NAME or NAMExN.")
+            raise UsageError(f"{option} {spec}: {count} is no number of cards from 1 to 1024", option=option, hint="Write NAME or NAMExN.")
         for _ in range(count):
             found.append(DeviceFacts(card.name, f"cuda:{len(found)}", card.memory_bytes, card.memory_bytes))
     return tuple(found)
@@ -81,11 +81,13 @@ def rates_of(device_name: str) -> DeviceRates | None:
 
 
 def _count(spec: str) -> tuple[str, int]:
+    # as people write it too: "2x RTX 4090", "2 × RTX 4090"
+    match = re.fullmatch(r"(\d+)\s*[x×]\s*(.*\d.*)", spec.strip(), re.IGNORECASE)
+    if match is not None:
+        return match.group(2), int(match.group(1))
     # Every card has a number in its name: the x of "RTX 4090" comes before it, the one of "RTX 4090x2" behind.
     match = re.fullmatch(r"(.*\d.*?)\s*[x×]\s*(\d+)", spec.strip(), re.IGNORECASE)
-    if match is None:
-        return spec, 1
-    return match.group(1), int(match.group(2))
+    return (match.group(1), int(match.group(2))) if match is not None else (spec, 1)
 
 
 def _plain(name: str) -> str:

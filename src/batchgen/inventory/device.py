@@ -52,7 +52,7 @@ def probe(selected: Sequence[str] | None, *, platform: str | None = None) -> tup
             return "cuda", _select_cuda(found, [] if names == ["cuda"] else names)
         if wanted == "cuda":
             raise UsageError("no CUDA device can be used here: NVML finds none", option="--device" if names else "--platform",
-                             hint="Plan for another machine with --gpu or --device-memory, or use --platform cpu.")  # fmt: skip
+                             hint="Use --device cpu; batchgen plan takes --gpu for a machine that is not here.")  # fmt: skip
     if wanted == "mps" or (wanted is None and _apple_silicon()):
         if not _apple_silicon():
             raise UsageError("mps needs a Mac with Apple silicon, and this is none", option="--device" if names else "--platform",
@@ -198,7 +198,7 @@ def _nvml_cards(environment: Mapping[str, str]) -> tuple[list[_Card], list[_Card
         return [], []
     except pynvml.NVMLError as error:
         raise UsageError(f"the NVIDIA driver does not answer: {error}", option="--platform",
-                         hint="nvidia-smi should say the same. To go on without it: --platform cpu.") from error  # fmt: skip
+                         hint="nvidia-smi should say the same. To go on without it: --device cpu.") from error  # fmt: skip
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         handles = _cuda_order(pynvml, handles, environment)
@@ -209,7 +209,7 @@ def _nvml_cards(environment: Mapping[str, str]) -> tuple[list[_Card], list[_Card
         ]  # fmt: skip
     except pynvml.NVMLError as error:
         raise UsageError(f"the NVIDIA driver does not tell its devices: {error}", option="--platform",
-                         hint="nvidia-smi should say the same. To go on without them: --platform cpu.") from error  # fmt: skip
+                         hint="nvidia-smi should say the same. To go on without them: --device cpu.") from error  # fmt: skip
     finally:
         pynvml.nvmlShutdown()
     return cards, slices

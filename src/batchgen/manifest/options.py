@@ -59,4 +59,5 @@ class ManifestOptions:
     inputs_supported: frozenset[str] = frozenset()  # of INPUTS: what the engine takes
     loras: tuple[LoraFile, ...] = ()  # what rows may name
     shown_as: str | None = None  # the name in messages, where the path is a copy of standard input
+    one_size: bool = False  # the defaults' width and height were said together, with --size
     faults_file: str | None = None  # every fault, one a line, is written here as well

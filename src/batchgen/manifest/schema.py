@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from batchgen.errors import Fault, UsageError
+from batchgen.errors import Fault
 from batchgen.inventory.prompt_limits import SEVERAL_IMAGES
 from batchgen.jobs import ShapeKey
 from batchgen.manifest import values
@@ -17,7 +17,7 @@ from batchgen.manifest.objects import as_json
 from batchgen.manifest.options import INPUTS, ManifestOptions
 from batchgen.manifest.pictures import picture_paths, picture_problem
 from batchgen.manifest.rows import Cells
-from batchgen.manifest.sizes import Misfit, misfits
+from batchgen.manifest.sizes import Misfit, misfits, option_refusal
 from batchgen.units import counted
 
 SETTINGS = ("negative_prompt", "width", "height", "steps", "guidance", "true_cfg_scale", "num_frames", "fps", "strength", "lora")
@@ -192,10 +192,10 @@ def _defaults(options: ManifestOptions) -> tuple[dict[str, object], tuple[tuple[
     """The run's defaults, legal under the model's rules, and what was asked for where --snap changed one."""
     settings: dict[str, object] = {name: getattr(options.defaults, name, None) for name in (*SETTINGS, "num_images")}
     snapped = []
-    for misfit in misfits(settings, options.rules):
-        if not options.snap:
-            message, fix = describe(misfit)
-            raise UsageError(f"{message} ({misfit.value})", option=f"--{misfit.field.replace('_', '-')}", hint=fix)
+    found = misfits(settings, options.rules)
+    if found and not options.snap:
+        raise option_refusal(found, (settings["width"], settings["height"]) if options.one_size else None)
+    for misfit in found:
         settings[misfit.field] = misfit.nearest[0]
         snapped.append((misfit.field, misfit.value))
     return settings, tuple(snapped)

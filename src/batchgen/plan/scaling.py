@@ -40,4 +40,4 @@ def scaling_text(points: Sequence[ScalingPoint]) -> str:
 
 
 def rate_text(an_hour: float) -> str:
-    return f"{an_hour:.0f}" if an_hour >= 10 else f"{an_hour:.2g}"
+    return f"{an_hour:,.0f}" if an_hour >= 10 else f"{an_hour:.2g}"

@@ -43,7 +43,8 @@ def night_lines(plan: Plan) -> list[str]:
     jobs = int(night.get("jobs") or 0)
     assumed = " (assumed; a manifest or --jobs says how many)" if _assumed(plan) else ""
     if said.seconds is not None and said.seconds > 0:
-        lines.append(f"{counted(jobs, 'job')}{assumed}: {duration_text(said.seconds)}, {jobs / said.seconds * 3600:.0f} an hour, predicted")
+        rate = f"{jobs / said.seconds * 3600:,.0f} an hour"
+        lines.append(f"{counted(jobs, 'job')}{assumed}: {duration_text(said.seconds)}, {rate}, predicted")
     else:
         lines.append(f"{counted(jobs, 'job')}{assumed}; no rates are known for this device, so no time is predicted")
     lines.append(
@@ -83,7 +84,7 @@ def compare_table(rows: Sequence[Compared]) -> Sheet:
             row.card, ", ".join(f"{spot.component} {spot.mode}" for spot in plan.placements),
             ", ".join(f"{stage.name} {stage.batch}" for stage in plan.stages), size_text(said.peak_device_bytes),
             "–" if said.seconds is None else duration_text(said.seconds),
-            "–" if not said.seconds else f"{jobs / said.seconds * 3600:.0f}", size_text(said.bytes_moved), limited_by(plan),
+            "–" if not said.seconds else f"{jobs / said.seconds * 3600:,.0f}", size_text(said.bytes_moved), limited_by(plan),
         )  # fmt: skip
     return table
 

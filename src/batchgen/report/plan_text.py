@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from batchgen.jobs import ShapeKey
 from batchgen.plan.records import Plan
-from batchgen.units import size_text
+from batchgen.units import counted, size_text
 
 
 def plain(text: str) -> str:
@@ -35,15 +38,39 @@ def summary_lines(plan: Plan) -> list[str]:
     ]
 
 
-def too_large(plan: Plan) -> str | None:
-    """A warning where the weights that stay on a device are alone larger than what is free there; for plans that nothing was fitted to."""
+_SHAPES_SAID = 6
+
+
+def jobs_line(counts: Sequence[tuple[ShapeKey, int]], *, assumed: bool = False) -> str:
+    """`1,632 jobs of 2 shapes: 1,600 at 1024x1024, 50 steps; 32 at 512x512, 50 steps`, the commonest first."""
+    jobs = sum(count for _, count in counts)
+    note = " (assumed; a manifest or --jobs says how many)" if assumed else ""
+    shapes = sorted(counts, key=lambda entry: -entry[1])
+    texts = [shape.text.replace("?x?", "the model's own size") for shape, _ in shapes[:_SHAPES_SAID]]
+    if len(shapes) == 1:
+        return f"{counted(jobs, 'job')}{note} at {plain(texts[0])}"
+    said = [f"{count:,} at {plain(text)}" for text, (_, count) in zip(texts, shapes, strict=False)]
+    if len(shapes) > _SHAPES_SAID:
+        said.append(f"{sum(count for _, count in shapes[_SHAPES_SAID:]):,} of {counted(len(shapes) - _SHAPES_SAID, 'other shape')}")
+    return f"{counted(jobs, 'job')}{note} of {counted(len(shapes), 'shape')}: {'; '.join(said)}"
+
+
+def too_large(plan: Plan, *, unfitted_by: str | None = None) -> str | None:
+    """A warning where the weights that stay on a device are alone larger than what is free there; for plans that nothing was fitted to.
+
+    `unfitted_by`: the option that kept the plan from being fitted, where the user gave one.
+    """
     staying = [spot for spot in plan.placements if spot.mode == "resident" and spot.bytes]
     needed = sum(spot.bytes or 0 for spot in staying)
     available = min(device.available_bytes for device in plan.devices)
     if needed <= available:
         return None
+    said = f"resident weights alone are {size_text(needed)}, and {plan.devices[0].name} has {size_text(available)} available"
+    if plan.platform == "cpu":  # weights are in the host's memory already: they can go nowhere else
+        return f"{said}: this would not fit. It needs a machine with more memory, or a smaller model or --dtype"
     largest = max(staying, key=lambda spot: spot.bytes or 0)
+    fitting = f"Without {unfitted_by}" if unfitted_by is not None else "With --rehearse"
     return (
-        f"resident weights alone are {size_text(needed)}, and {plan.devices[0].name} has {size_text(available)} available: this would not "
-        f"fit. Without --policy-only the plan is made to fit; or try --component-residency {largest.component}=layerwise-offload"
+        f"{said}: this would not fit. {fitting} the plan is made to fit; or try "
+        f"--component-residency {largest.component}=layerwise-offload"
     )

@@ -211,6 +211,10 @@ def test_a_hub_model_that_cannot_be_reached_is_planned_from_its_profile_and_says
         (["--device-memory", "24", "--keep-resident-min-available-gb", "lots"], ["--keep-resident-min-available-gb", "'lots'", "never"]),
         (["--device-memory", "24", "--keep-resident-min-available-gb=-3"], ["--keep-resident-min-available-gb", "-3"]),
         (["--device-memory", "24", "--batch-size", "0"], ["--batch-size", "'0'"]),
+        (["--device-memory", "24", "--size", "1000x1000"], ["--size 1000x1000: width and height are not multiples of 16", "1008x1008"]),
+        (["--device-memory", "24", "--size", "1024x1000"], ["--size 1024x1000: height is not a multiple of 16", "1024x1008 or 1024x992"]),
+        (["--device-memory", "24", "--model", "Wan-AI/Wan2.2-T2V-A14B-Diffusers", "--frames", "80"], ["--frames 80 is not 4n+1", "81"]),
+        (["--compare", "L40S"], ["--policy-only", "--compare"]),
         (["--device", "cude:0"], ["--device", "'cude:0'", "'cuda:0'"]),
         (["--device", "cpu,cuda:0"], ["--device", "cpu", "cuda"]),
         (["no-such-file.csv", "--device-memory", "24"], ["'no-such-file.csv'"]),
@@ -222,6 +226,64 @@ def test_a_hub_model_that_cannot_be_reached_is_planned_from_its_profile_and_says
 def test_wrong_input_is_refused_with_what_and_where(capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]) -> None:
     message = refused(capsys, *arguments)
     assert all(word in message for word in words), message
+
+
+BESIDE = [["--gpu", "RTX 4090"], ["--device", "cpu"], ["--device-memory", "24"], ["--platform", "cuda"], ["--policy-only"],
+          ["--no-rehearse"], ["--explain"], ["--show-residency"]]  # fmt: skip
+
+
+@pytest.mark.parametrize("beside", BESIDE, ids=" ".join)
+def test_compare_refuses_what_it_would_not_hear(capsys: pytest.CaptureFixture[str], beside: list[str]) -> None:
+    assert run(["plan", "--compare", "L40S", *beside]) == 2
+    assert f"error: {beside[0]} has no place beside --compare" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("names", "said"), [("RTX 4090,foo", "--compare: there is no 'foo'"), ("L40Sx0", "--compare L40Sx0: 0 is no number")])
+def test_a_wrong_name_in_compare_is_compare_s(capsys: pytest.CaptureFixture[str], names: str, said: str) -> None:
+    assert run(["plan", "--compare", names]) == 2
+    assert f"error: {said}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", [["--policy-only"], ["--no-rehearse"], ["--no-rehearse", "--json"], ["--compare", "T4"]], ids=" ".join)
+def test_a_manifest_s_faults_are_told_with_and_without_a_rehearsal(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, how: list[str],
+) -> None:
+    (tmp_path / "list.csv").write_text("prompt,width,height\na cat,64,64\n,1000,64\n", encoding="utf-8")
+    where = [] if "--compare" in how else ["--gpu", "T4"]
+    assert run(["plan", "list.csv", *where, *how]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "list.csv:3:prompt: the prompt is empty" in err
+    assert "list.csv:3:width: width is not a multiple of 16" in err
+
+
+def test_a_plan_that_is_not_rehearsed_says_jobs_and_shapes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("prompt,width,height\na cat,64,64\na dog,96,64\na hen,64,64\n", encoding="utf-8")
+    assert run(["plan", "list.csv", "--model", "builtin", "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "3 jobs of 2 shapes: 2 at 64x64, 9 steps, guidance 0; 1 at 96x64, 9 steps, guidance 0" in out
+
+
+@pytest.mark.parametrize("text", ["2x RTX 4090", "RTX 4090x2", "2 × rtx-4090", "2X RTX4090"])
+def test_a_number_of_cards_may_stand_before_or_behind_the_name(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    assert [card["name"] for card in planned(capsys, "--gpu", text)["devices"]] == ["RTX 4090"] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--policy-only", "--gpu", "T4", "--performance-mode", "speed"], "Without --policy-only the plan is made to fit"),
+        (["--no-rehearse", "--gpu", "T4", "--performance-mode", "speed"], "Without --no-rehearse the plan is made to fit"),
+        (["--platform", "mps", "--device-memory", "24", "--performance-mode", "speed"], "With --rehearse the plan is made to fit"),
+        (["--platform", "cpu", "--device-memory", "24"], "It needs a machine with more memory, or a smaller model or --dtype"),
+    ],
+    ids=["by the rules", "not rehearsed", "nothing said", "on a CPU weights have nowhere else to go"],
+)
+def test_what_does_not_fit_is_told_with_what_would_help(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+    assert run(["plan", *arguments]) == 0
+    err = capsys.readouterr().err
+    assert said in err
+    assert ("layerwise-offload" in err) is ("cpu" not in arguments)
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ def test_a_broken_driver_is_an_error_not_a_cpu_run(machine: Any, error: int) -> 
     machine(init_error=error)
     with pytest.raises(UsageError, match="driver") as caught:
         probe(None)
-    assert "--platform cpu" in str(caught.value)
+    assert "--device cpu" in str(caught.value)
     assert probe(None, platform="cpu")[0] == "cpu"
 
 

@@ -222,6 +222,11 @@ def test_a_default_size_the_model_cannot_make_is_the_options_fault(tmp_path: Pat
     with pytest.raises(UsageError) as caught:
         check(str(path), options(rules=RULES, width=500))
     assert (caught.value.option, "496" in str(caught.value)) == ("--width", True)
+    with pytest.raises(UsageError) as caught:
+        check(str(path), options(rules=RULES, width=500, height=500, one_size=True))
+    assert caught.value.option == "--size"
+    assert "--size 500x500: width and height are not multiples of 16" in caught.value.message
+    assert caught.value.hint == "Take 496x496 or 512x512; --snap takes 496x496."
     made = jobs_of(path, rules=RULES, width=500, snap=True)
     assert [(job.width, job.snapped) for job in made] == [(496, (("width", 500),)), (640, ())]
 
