@@ -65,7 +65,7 @@ def test_a_picture_away_from_its_run_needs_only_its_model(run, tmp_path, tiny_fo
     said = batchgen("rerender", away, "--model", tiny_folder("qwen_image"), "-o", tmp_path / "again.png", folder=tmp_path)
     assert said.code == 0, said
     assert said.out == "the pixels are equal\n"
-    assert said.err == ""  # the tables of its run are nobody's concern where all went well
+    assert not any(word in said.err for word in ("Stages", "Components", "batchgen-rerender-"))  # its run is nobody's concern
     with Image.open(away) as one, Image.open(tmp_path / "again.png") as other:
         assert (np.asarray(one) == np.asarray(other)).all()
 
