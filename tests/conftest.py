@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -30,6 +31,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    # What the test files have imported stays to the end: a full collection need not walk it again each time.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

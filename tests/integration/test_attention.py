@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from diffusers.models.attention_dispatch import AttentionBackendName
+from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 
 import enginekit
 from batchgen.cli.run_options import ATTENTION_BACKENDS
@@ -28,6 +28,7 @@ def test_the_denoiser_takes_the_backend_and_the_picture_stays(tiny_folder: Calla
     modules = ran.engine.components.modules
     used = {getattr(part.processor, "_attention_backend", None) for part in modules["transformer"].modules() if hasattr(part, "processor")}
     assert used == {AttentionBackendName._NATIVE_MATH}
+    assert _AttentionBackendRegistry.get_active_backend()[0] == AttentionBackendName.NATIVE, "other modules keep their own"
     assert np.abs(ran.floats[jobs[0].key] - plain.floats[jobs[0].key]).max() * 255 <= 1
 
 

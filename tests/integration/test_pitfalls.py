@@ -1,7 +1,7 @@
 """What was found when the model families were taken apart: a test for each pitfall, with its number in the list of pitfalls.
 
 Here, and where the part that it concerns is tested: 2 and 17 also in test_engine.py, 12 in unit/execute/test_guidance.py, 19 and 20 in
-test_rehearsal.py, 24 and 25 in unit/execute/test_moving.py. Most are held by every row of the table in test_families.py as well.
+test_hollow_pictures.py, test_hollow_videos.py and test_rehearsal.py, 24 and 25 in unit/execute/test_moving.py. Most are held by every row of the table in test_families.py as well.
 """
 
 from __future__ import annotations

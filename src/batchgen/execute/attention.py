@@ -29,7 +29,13 @@ def set_attention(name: str, module: nn.Module, backend: str | None) -> None:
     own: Any = module
     if backend is None or not hasattr(module, "set_attention_backend") or hasattr(module, "decode"):
         return
+    from diffusers.models.attention_dispatch import _AttentionBackendRegistry as Registry
+
+    # The library also makes it the process's own default, which would reach the modules that are to keep theirs.
+    default = Registry._active_backend
     try:
         own.set_attention_backend(backend)
     except (ValueError, RuntimeError, NotImplementedError) as error:
         raise ModelError(f"{name} cannot take the attention backend {backend}: {error}", hint="leave --attention-backend out") from error
+    finally:
+        Registry.set_active_backend(default)

@@ -1,0 +1,15 @@
+"""The rehearsal held against real runs, picture families: the same stages, the same tracker, over hollow and over loaded components."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hollow_twins import assert_equal_to_the_byte
+
+
+@pytest.mark.parametrize("family", ["z_image", "flux", "sd3", "sdxl", "qwen_image", "flux2_klein", "lumina2"])
+def test_pitfall_19_a_hollow_run_has_the_peaks_of_a_real_one_to_the_byte(family: str, tiny_folder: Callable[[str], Path]) -> None:
+    assert_equal_to_the_byte(family, tiny_folder(family))
