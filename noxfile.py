@@ -55,6 +55,13 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def long(session: nox.Session) -> None:
+    """Everything, with the tests that repeat a quicker one over more families, ranks and attempts."""
+    install(session, groups=("test",), extras="lora,parquet,ray,remote,video")
+    session.run("python", "-m", "pytest", "--run-long", "-n", "2", "--dist", "loadfile", *session.posargs, env=ENVIRONMENT)
+
+
+@nox.session
 def gpu(session: nox.Session) -> None:
     """The tests that need a CUDA device."""
     install(session, groups=("test",))

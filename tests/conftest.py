@@ -22,15 +22,17 @@ TinyFolder = Callable[[str], Path]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--run-gpu", action="store_true", help="run the tests that need a CUDA device")
+    parser.addoption("--run-long", action="store_true", help="run the tests that repeat a quicker one's check over more cases")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--run-gpu"):
-        return
-    skip = pytest.mark.skip(reason="needs a CUDA device: --run-gpu")
-    for item in items:
-        if "gpu" in item.keywords:
-            item.add_marker(skip)
+    reasons = {"gpu": "needs a CUDA device: --run-gpu", "long": "repeats a quicker test over more cases: --run-long"}
+    for mark, reason in reasons.items():
+        if config.getoption(f"--run-{mark}"):
+            continue
+        for item in items:
+            if mark in item.keywords:
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_collection_finish() -> None:

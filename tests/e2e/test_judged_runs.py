@@ -68,6 +68,7 @@ def test_held_out_prompts_are_painted_as_told_by_a_run_in_auto_batches(calm: Jud
     assert {name: shares[name] >= least for name, least in LEAST.items()} == dict.fromkeys(LEAST, True), shares
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "placements"),
     [

@@ -58,7 +58,7 @@ def test_a_killed_run_resumes_to_the_same_pictures(tmp_path: Path, seed: int) ->
             assert json.loads(image.info["batchgen"])["key"] == job.key
 
 
-@pytest.mark.parametrize(("batch", "grey_levels"), [("1", 0), ("auto", 1)])
+@pytest.mark.parametrize(("batch", "grey_levels"), [("1", 0), pytest.param("auto", 1, marks=pytest.mark.long)])
 def test_the_command_line_with_a_real_model_killed_and_resumed(tiny_folder, tmp_path: Path, batch: str, grey_levels: int) -> None:
     """Against an undisturbed run: pixel-equal with batches of one, within a grey level with batches the tuner chose."""
     manifest = tmp_path / "prompts.csv"

@@ -152,7 +152,7 @@ def test_a_second_run_renders_nothing_and_says_so(singly: Path, list_file: Path,
     assert {path: path.stat().st_mtime_ns for path in (singly / "outputs").rglob("*.png")} == before
 
 
-@pytest.mark.parametrize("attempt", range(2))
+@pytest.mark.parametrize("attempt", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_kill_at_a_random_moment_costs_nothing(
     attempt: int, tmp_path: Path, list_file: Path, qwen_folder: Path, reference: list[np.ndarray],
 ) -> None:

@@ -14,6 +14,7 @@ import enginekit
 from batchgen.errors import ModelError
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 def test_compiled_blocks_paint_the_same_picture(
     tiny_folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,7 +9,9 @@ import pytest
 
 from hollow_twins import assert_equal_to_the_byte
 
+QUICK, REST = ["wan21", "ltx"], ["wan22", "wan21_i2v", "wan22_i2v", "wan22_ti2v", "ltx2", "hunyuan_video15"]
 
-@pytest.mark.parametrize("family", ["wan21", "wan22", "ltx", "wan21_i2v", "wan22_i2v", "wan22_ti2v", "ltx2", "hunyuan_video15"])
+
+@pytest.mark.parametrize("family", [*QUICK, *(pytest.param(family, marks=pytest.mark.long) for family in REST)])
 def test_pitfall_19_a_hollow_run_has_the_peaks_of_a_real_one_to_the_byte(family: str, tiny_folder: Callable[[str], Path]) -> None:
     assert_equal_to_the_byte(family, tiny_folder(family))

@@ -42,6 +42,8 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
     "a whole pipeline, one component at a time": ("lumina2", {"*": "component-offload"}),
 }
 
+LONG = {"the decoder stays", "three text encoders", "a whole pipeline, one component at a time"}
+
 
 def shape_of(family: str) -> ShapeKey:
     return ShapeKey(64, 64, 5 if family.startswith("wan") else None, None, 2, 4.0, None, None, None, ())
@@ -118,7 +120,10 @@ def rehearsals(tiny_folder: TinyFolder) -> Callable[[str], Rehearsed]:
     return of
 
 
-@pytest.mark.parametrize(("family", "placed"), CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize(
+    ("family", "placed"),
+    [pytest.param(*case, id=name, marks=pytest.mark.long if name in LONG else ()) for name, case in CASES.items()],
+)
 def test_the_engine_moves_what_the_plan_says(
     family: str, placed: dict[str, str], tiny_folder: TinyFolder, rehearsals: Callable[[str], Rehearsed], tmp_path: Path
 ) -> None:

@@ -168,6 +168,7 @@ def test_a_worker_that_is_killed_is_blamed_as_here_and_another_goes_on(nodes: No
     assert len(bench.of(WorkerDied)) == 3
 
 
+@pytest.mark.long
 def test_a_signal_lets_the_batch_in_flight_finish_and_the_rest_for_later(nodes: Nodes, bench: Bench) -> None:
     nodes.keep(1)
 
@@ -181,6 +182,7 @@ def test_a_signal_lets_the_batch_in_flight_finish_and_the_rest_for_later(nodes: 
     assert bench.run(make_jobs(40)).counts["done"] == 40
 
 
+@pytest.mark.long
 def test_a_model_that_is_refused_there_stops_the_run_with_its_own_error(nodes: Nodes, bench: Bench) -> None:
     nodes.keep(1)
     with pytest.raises(ModelError, match="a shard is missing"):
@@ -197,6 +199,7 @@ def test_a_cluster_without_room_is_waited_for_and_given_up_in_order(
     assert caught.value.exit_code == 1
 
 
+@pytest.mark.long
 def test_workers_end_with_a_supervisor_that_is_killed_and_the_next_run_goes_on(nodes: Nodes, bench: Bench, tmp_path: Path) -> None:
     nodes.keep(2)
     spec = {"folder": str(bench.folder.path), "jobs": 60, "script": {"log": str(bench.log), "seconds": 0.2}, "ray": nodes.cluster.address,

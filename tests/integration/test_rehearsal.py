@@ -120,6 +120,7 @@ def test_tiles_need_less_than_a_whole_decode(deep_folder: Path) -> None:
     assert decodes[True] < decodes[False]
 
 
+@pytest.mark.long
 def test_tiles_that_stand_for_others_cost_what_all_of_them_cost(deep_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     large = ShapeKey(832, 576, None, None, 2, 4.0, None, None, None, ())
     found = {}

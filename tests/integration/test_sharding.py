@@ -226,6 +226,7 @@ def test_hard_modules_come_out_alike(two: list[dict[str, Given]]) -> None:
         assert found["nothing repeated"] == "Plain has no repeated blocks to shard"
 
 
+@pytest.mark.long
 def test_four_ranks_make_the_same_pictures(cases: dict[str, dict[str, Any]], alone: Any, tmp_path: Path) -> None:
     names = ["qwen_image", "qwen_image branches"]
     ranks = run_ranks(4, [cases[name] for name in names], tmp_path)
