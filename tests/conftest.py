@@ -37,6 +37,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     # What the test files have imported stays to the end: a full collection need not walk it again each time.
+    # Hypothesis looks for referrers when it is imported, at the end of a session at the latest, and would find no frozen ones.
+    import hypothesis  # noqa: F401
+
     gc.collect()
     gc.freeze()
 
