@@ -79,6 +79,8 @@ differently. Jobs with a picture input take the same stages, or, where marked \u
 
 Clips are MP4 (H.264, yuv420p, the index in front), animated WebP or a folder of PNG frames (`--video-format`), with exactly the size, frames and
 rate of `tables/jobs.csv`. A sound track goes into the MP4, or beside the frames as `sound.wav`; a WebP holds none, and is flagged `no sound`.
+A WebP counts whole milliseconds: at 16 frames a second its frames last 62 or 63, each beginning within half a millisecond of its time, so that
+the clip keeps its length.
 Frames are written one by one: a clip is held in memory once. Of two denoisers that share a schedule, one that no row's steps reach is not loaded.
 """
 
