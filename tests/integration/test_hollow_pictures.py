@@ -9,7 +9,7 @@ import pytest
 
 from hollow_twins import assert_equal_to_the_byte
 
-QUICK, REST = ["z_image", "flux", "sd3", "qwen_image"], ["sdxl", "flux2_klein", "lumina2"]
+QUICK, REST = ["z_image", "flux", "sd3", "qwen_image"], ["sdxl", "flux2_klein", "lumina2", "pixart_sigma"]
 
 
 @pytest.mark.parametrize("family", [*QUICK, *(pytest.param(family, marks=pytest.mark.long) for family in REST)])
