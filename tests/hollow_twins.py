@@ -11,9 +11,9 @@ from batchgen.jobs import ShapeKey
 VIDEO = ("wan", "ltx", "hunyuan")
 
 
-def shape(family: str, width: int, height: int) -> ShapeKey:
+def shape(family: str, width: int, height: int, inputs: tuple[str, ...] = ()) -> ShapeKey:
     frames = 9 if family.startswith(VIDEO) else None
-    inputs = ("image",) if family.endswith("_i2v") else ()
+    inputs = inputs or (("image",) if family.endswith("_i2v") else ())
     return ShapeKey(width, height, frames, None, 3, 4.0, None, None, None, inputs)
 
 
@@ -21,13 +21,13 @@ def dtypes(folder: Path, dtype: str = "float32") -> dict[str, str]:
     return dict.fromkeys(ModelFolder.read(folder).models, dtype)
 
 
-def assert_equal_to_the_byte(family: str, folder: Path) -> None:
+def assert_equal_to_the_byte(family: str, folder: Path, inputs: tuple[str, ...] = ()) -> None:
     """Every stage at two shapes and two batches: weights, peaks, outputs, FLOPs and calls."""
-    inputs = shape(family, 64, 64).inputs
+    inputs = shape(family, 64, 64, inputs).inputs
     hollow_run = rehearse.hollow_rehearsal(str(folder), dtypes(folder), inputs=inputs)
     real_run = rehearse.real_rehearsal(str(folder), dtypes(folder), inputs=inputs)
     assert hollow_run.weights == real_run.weights
     for width, height in ((64, 64), (96, 64)):
-        job = rehearse.job_of(shape(family, width, height), "a red circle on a blue background")
+        job = rehearse.job_of(shape(family, width, height, inputs), "a red circle on a blue background")
         for batch in (1, 2):
             assert rehearse.play(hollow_run, job, batch) == rehearse.play(real_run, job, batch)

@@ -141,8 +141,11 @@ class LiveBytes(TorchDispatchMode):
     hollow_depth = 0  # calls of hollow modules that are open
 
     def _maybe_large(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run for real unless the result would be large; then hollow. In place operations stay real: their target is."""
-        if not self.hollow_depth or func._schema.is_mutable:
+        """Run for real unless the result would be large; then hollow.
+
+        What writes in place, or gives views, stays real: it makes nothing, and a hollow view of a real tensor would count as new.
+        """
+        if not self.hollow_depth or func._schema.is_mutable or func.is_view:
             return func(*args, **kwargs)
         assert self._fake is not None
         try:
