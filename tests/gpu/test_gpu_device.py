@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from batchgen.execute.confirm import confirm_device
+from batchgen.execute.confirm import confirm_device, use_device
 from batchgen.inventory.device import probe
 
 pytestmark = pytest.mark.gpu
@@ -27,3 +27,13 @@ def test_a_device_is_found_by_uuid() -> None:
     uuid = devices[-1].uuid
     assert uuid is not None
     assert [facts.torch_name for facts in probe([uuid])[1]] == [devices[-1].torch_name]
+
+
+def test_the_workers_card_becomes_the_current_one() -> None:
+    before = torch.cuda.current_device()
+    try:
+        for facts in probe(None)[1]:
+            use_device([facts], facts.torch_name)
+            assert torch.zeros(1, device="cuda").device == torch.device(facts.torch_name)
+    finally:
+        torch.cuda.set_device(before)

@@ -18,6 +18,18 @@ from batchgen.units import size_text
 _SHARE = 0.9
 
 
+def use_device(planned: Iterable[DeviceFacts], name: str) -> None:
+    """Confirms the worker's device and makes it CUDA's current one: all that names no device then means this one.
+
+    Otherwise events, pinned pages and kernels of libraries would go to the first card, whichever the worker was given. Raises
+    PlanRefusedError as `confirm_device`.
+    """
+    confirm_device(planned, name)
+    device = torch.device(name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index or 0)
+
+
 def confirm_device(planned: Iterable[DeviceFacts], name: str) -> None:
     """Compares torch's device of this name with the plan's. Raises PlanRefusedError where it is missing, another one, or too small."""
     device = torch.device(name)

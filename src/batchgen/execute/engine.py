@@ -23,7 +23,7 @@ from batchgen.events import Emit, Event, FailureKind, LatentsSpooled, WorkerRead
 from batchgen.execute.attention import check_attention
 from batchgen.execute.branches import split_branches
 from batchgen.execute.components import Components
-from batchgen.execute.confirm import confirm_device
+from batchgen.execute.confirm import use_device
 from batchgen.execute.encoding import Encoding
 from batchgen.execute.experts import idle_experts, stand_in
 from batchgen.execute.group import RankGroup, join
@@ -409,7 +409,7 @@ class Engine:
 
 def open_engine(worker: int, settings: EngineSettings, plan: Plan, emit: Emit) -> Engine:
     """An engine on a device that torch has confirmed. Raises PlanRefusedError where it is not the one planned for."""
-    confirm_device(plan.devices, settings.device)
+    use_device(plan.devices, settings.device)
     return Engine(worker, settings, plan, emit)
 
 

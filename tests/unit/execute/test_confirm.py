@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from batchgen.errors import PlanRefusedError
-from batchgen.execute.confirm import compare, confirm_device
+from batchgen.execute.confirm import compare, confirm_device, use_device
 from batchgen.execute.engine import open_engine
 from batchgen.execute.settings import ENGINE
 from batchgen.inventory.records import DeviceFacts
@@ -52,6 +52,20 @@ def test_a_build_of_torch_without_cuda_is_told_before_anything_is_loaded() -> No
     assert torch.__version__ in str(caught.value)
     assert "--device cpu" in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+def test_the_workers_card_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events, pinned pages and kernels that name no device must not go to the first card. Only the driver is stood in."""
+    current: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    use_device((), "cuda:1")
+    assert current == [1]
+    with pytest.raises(PlanRefusedError, match="torch sees 2"):
+        use_device((), "cuda:2")
+    use_device((), "cpu")
+    assert current == [1]
 
 
 @pytest.mark.skipif(torch.backends.mps.is_available(), reason="this machine has mps")
