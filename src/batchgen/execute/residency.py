@@ -263,7 +263,11 @@ class Residency:
                 continue
             ready = self.streams.record_compute()
             start = time.perf_counter()
-            copied = held.weights.into(partial(self._copying_after, ready))
+            try:
+                copied = held.weights.into(partial(self._copying_after, ready))
+            except torch.OutOfMemoryError:  # free, but in pieces: it comes in when its stage does
+                self.memory.release_cached()
+                continue
             held.arriving, held.prefetched = self.streams.record_copy(), True
             begun.append(held)
             self.moved(held, "in", copied, start)
@@ -279,10 +283,15 @@ class Residency:
         free = self.memory.free()
         return None if free is None else free - (self.memory.peak() - self.memory.allocated()) - PREFETCH_MARGIN_BYTES
 
-    def _drop_prefetched(self, wanted: list[Held]) -> None:
-        for held in self._held.values():
-            if held.prefetched and held not in wanted and not held.used_by:
-                self.take_out(held)
+    def drop_prefetched(self) -> bool:
+        """Take out what came in before its stage. Returns whether there was anything."""
+        return self._drop_prefetched([])
+
+    def _drop_prefetched(self, wanted: list[Held]) -> bool:
+        early = [held for held in self._held.values() if held.prefetched and held not in wanted and not held.used_by]
+        for held in early:
+            self.take_out(held)
+        return bool(early)
 
     # -- the ladder -------------------------------------------------------------------------------------------------
 

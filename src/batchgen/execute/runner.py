@@ -168,7 +168,12 @@ class Runner:
             error = self._attempt(stage, task, batch)
             if error is None:
                 continue
-            if is_out_of_memory(error):
+            if is_out_of_memory(error) and self._without_prefetched():
+                # this batch needed more than any before it: the next stage's weights had its room
+                free_after_oom(error)
+                then = ()
+                queue.appendleft((task, batch))
+            elif is_out_of_memory(error):
                 step = self._climb_down(stage, task, batch, queue, error)
                 if step in ("leaner", "fail"):
                     return step
@@ -177,6 +182,10 @@ class Runner:
             else:
                 self._one_by_one(stage, task, batch, queue, error)
         return None
+
+    def _without_prefetched(self) -> bool:
+        """Takes out what came in before its stage. Whether any rank had such a thing, so that all try the same again."""
+        return not self.group.everywhere(not self.residency.drop_prefetched())
 
     def _attempt(self, stage: Stage, task: Task, batch: Sequence[Any]) -> Exception | None:
         self.emit(StageBatchStarted(self.worker, self.window, stage.name, task.where, task.keys(batch)))
