@@ -18,7 +18,7 @@ from PIL import Image
 
 from batchgen.errors import InterruptedRunError, ModelError, RefusedError, WorkerLostError
 from batchgen.events import Event, OutputDone, WorkerDied, WorkerReplaced
-from batchgen.execute import supervisor
+from batchgen.execute import health
 from batchgen.execute.process import WorkerProcess, prewarm
 from batchgen.execute.stopping import Clock
 from batchgen.execute.supervisor import RunRequest, RunResult, run_jobs, window_sizes
@@ -164,7 +164,7 @@ def test_workers_that_die_before_any_batch_end_the_run_and_no_job_is_blamed(benc
 
 
 def test_when_every_job_kills_its_worker_the_run_ends_and_no_job_is_blamed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_MAX_FRUITLESS", 5)
+    monkeypatch.setattr(health, "MAX_FRUITLESS_IN_ALL", 5)
     with pytest.raises(WorkerLostError, match="SIGKILL"):
         bench.run(20, script={"jobs": {f"job{number}": "kill" for number in range(20)}})
     assert set(bench.states.values()) == {"pending"}

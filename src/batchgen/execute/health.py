@@ -1,7 +1,7 @@
 """Is a device still worth giving work to? One that fails again and again, or has become much slower than it was, leaves the queue.
 
 Pure: counts and seconds in, reasons out. Never says so of the last device: what fails everywhere is the model or the jobs, and the
-supervisor has its own end for that.
+whole run is hopeless then.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from statistics import median
 
 MAX_BARREN = 3  # deaths in a row with no batch begun
 MAX_FRUITLESS = 3  # deaths in a row with no picture between, each on jobs that had ended no worker before
+MAX_BARREN_IN_ALL = 3  # of all devices together: the model, not a job
+MAX_FRUITLESS_IN_ALL = 16  # of all devices together, on whatever jobs
 SLOWER = 4.0  # times its own best, and times what the others take
 SLOW_BATCHES = 3  # in a row: one slow batch is another program's doing
 _KEPT = 32  # batches that a usual speed is taken from
@@ -36,23 +38,33 @@ class Health:
 
     def __init__(self) -> None:
         self._devices: dict[int, _Device] = {}
+        self._barren = self._fruitless = 0  # of all devices together
+        self.suspected: set[str] = set()  # jobs suspected of any death since the last picture
 
     def _of(self, seat: int) -> _Device:
         return self._devices.setdefault(seat, _Device())
 
     def began(self, seat: int) -> None:
-        self._of(seat).barren = 0
+        self._of(seat).barren = self._barren = 0
 
     def picture(self, seat: int) -> None:
         device = self._of(seat)
         device.pictures += 1
         device.fruitless = device.barren = 0
         device.blamed.clear()
+        self._fruitless = self._barren = 0
+        self.suspected.clear()
 
-    def died(self, seat: int, suspects: Iterable[str], *, known_killers: bool) -> None:
-        """`suspects`: the jobs of the batch in flight, none where no batch was; `known_killers`: they had ended a worker before."""
+    def died(self, seat: int, suspects: Iterable[str], *, known_killers: bool, lost: bool = False) -> None:
+        """`suspects`: the jobs of the batch in flight, none where no batch was; `known_killers`: they had ended a worker before.
+
+        `lost`: its machine is gone, which says nothing of the model.
+        """
         device, blamed = self._of(seat), set(suspects)
         device.blamed |= blamed
+        self.suspected |= blamed
+        self._fruitless += not lost
+        self._barren += not (blamed or lost)
         if not blamed:
             device.barren += 1
         elif not known_killers:
@@ -72,8 +84,14 @@ class Health:
             device.slow = 0
             own.append(each)
 
-    def barren(self, seat: int) -> int:
-        return self._of(seat).barren
+    def left(self) -> None:
+        """A device has left the queue: the deaths so far were its own."""
+        self._barren = self._fruitless = 0
+
+    def hopeless(self, seats: Iterable[int]) -> bool:
+        """Whether no worker lives long enough, on whichever of these devices."""
+        unproven = all(self._of(seat).barren for seat in seats)
+        return (self._barren >= MAX_BARREN_IN_ALL and unproven) or self._fruitless >= MAX_FRUITLESS_IN_ALL
 
     def blamed(self, seat: int) -> set[str]:
         """Jobs suspected of its deaths since its last picture: not theirs, if the device is at fault."""

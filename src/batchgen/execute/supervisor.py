@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import wait
 
@@ -29,20 +28,20 @@ from batchgen.events import (
     WorkerReplaced,
     WorkerStopped,
 )
+from batchgen.execute.aftermath import outcomes, sweep_files
 from batchgen.execute.health import Health
 from batchgen.execute.jobqueue import JobQueue
 from batchgen.execute.launch import Launcher, LocalLauncher
 from batchgen.execute.request import HANG_SECONDS, RunRequest, RunResult, WorkerMemory, window_sizes
 from batchgen.execute.seats import Seat, stopping_error
 from batchgen.execute.settings import StopAfterBatch, Window, WorkerSetup
+from batchgen.execute.spool import Spool
 from batchgen.execute.stopping import Clock, StopSignals
 from batchgen.execute.watch import MemoryWatch
 from batchgen.execute.worker import CRASH
 from batchgen.outputs.delivery import Delivery
-from batchgen.outputs.files import sweep_after
 from batchgen.outputs.urls import without_secrets
-from batchgen.outputs.whole import judge
-from batchgen.reconcile import Reconciled, adoption, reconcile
+from batchgen.reconcile import Reconciled, reconcile
 from batchgen.remotecheck import reconcile_remote
 from batchgen.units import counted
 
@@ -56,8 +55,6 @@ _KEPT_CHARACTERS = 1000  # of an error's message
 _QUIET_SECONDS = 900.0  # a worker may be silent for so long between batches: it loads a large model from a slow disk
 _LOOK_SECONDS = 2.0  # between looks for room, where machines come and go
 _PATIENCE_SECONDS = 1800.0  # that a run waits for room while it has no worker at all
-_MAX_BARREN = 3  # deaths in a row with no batch begun: the model, not a job
-_MAX_FRUITLESS = 16  # deaths in a row with no picture between
 
 
 def run_jobs(request: RunRequest, listen: Listen) -> RunResult:
@@ -96,12 +93,11 @@ class Supervisor:
         self._health = Health()
         self._stopped_by: str | None = None
         self._error: BatchgenError | None = None
-        self._barren = self._fruitless = self._deaths = self._replaced = self._rendered = 0
+        self._deaths = self._replaced = self._rendered = 0
         self._memory: list[WorkerMemory] = []
         self._slowest = 0.0  # seconds of the longest batch
         self._reconciled = Reconciled()
-        self._spooled: set[str] = set()  # paths of latents below the run folder
-        self._blamed: set[str] = set()  # jobs suspected since the last output
+        self._spool = Spool(request.folder, self.journal)
 
     # --- the whole ------------------------------------------------------------------------------------------------
 
@@ -138,7 +134,7 @@ class Supervisor:
                 request.say(line)
         if request.retry_failed:
             self.journal.retry_failed()
-        self._sweep_spool(everything=True)
+        self._spool.sweep(everything=True)
         self._fill_seats()
 
     def _fill_seats(self) -> None:
@@ -151,6 +147,12 @@ class Supervisor:
             seat = Seat(number, "+".join(group), self._launcher.start(group), MemoryWatch(self.request.max_worker_bytes), group)
             self._seats.append(seat)
             self._set_up(seat)
+
+    def _fill_anew(self, seat: Seat) -> None:
+        """Another worker in the place of one that has ended."""
+        seat.process = self._launcher.start(seat.group)
+        seat.watch = MemoryWatch(self.request.max_worker_bytes)
+        self._set_up(seat)
 
     def _set_up(self, seat: Seat) -> None:
         seat.begun, seat.heard = False, time.monotonic()
@@ -195,7 +197,7 @@ class Supervisor:
         self._launcher.close()
         try:
             self.journal.release()
-            self._sweep_spool(everything=True)
+            self._spool.sweep(everything=True)
             self.journal.end_run(self._stopped_by if self._error is None else _kept(self._error))
         except BatchgenError as error:
             self._error = self._error or error
@@ -252,7 +254,6 @@ class Supervisor:
             case StageBatchStarted():
                 seat.flight[event.stage] = event
                 seat.stage = event.stage
-                self._barren = 0
                 self._health.began(seat.number)
                 if seat.heard - seat.noted > _STATUS_SECONDS:
                     self._note(seat, "working", stage=event.stage)
@@ -265,12 +266,10 @@ class Supervisor:
                 seat.held.discard(event.key)
                 seat.jobs += 1
                 self._rendered += "adopted" not in event.flags
-                self._fruitless = self._barren = 0
                 self._alone_since = None
-                self._blamed.clear()
                 self._health.picture(seat.number)
             case LatentsSpooled():
-                self._spooled.add(event.path)
+                self._spool.add(event.path)
             case JobFailed():
                 seat.held.discard(event.key)
             case MemorySample():
@@ -289,21 +288,17 @@ class Supervisor:
             return
         first = seat.watch.windows == 0 and seat.jobs == 0
         taken = self._queue.take(seat.number, workers=sum(other.open for other in self._seats), first=first, prefer=seat.shape)
-        number, jobs, spooled = taken.number, taken.jobs, taken.spooled
-        if not jobs:
+        if not taken.jobs:
             if any(other.held for other in self._seats if other is not seat):
                 seat.window = None  # another worker may yet die and leave work
                 self._note(seat, "idle", stage=None)
             else:
                 self._dismiss(seat)
             return
-        seat.window, seat.held, seat.flight, seat.shape = number, {job.key for job in jobs}, {}, taken.shape
+        seat.window, seat.held, seat.flight, seat.shape = taken.number, {job.key for job in taken.jobs}, {}, taken.shape
         seat.heard = time.monotonic()
-        present = {key: path for key, path in spooled.items() if (self.request.folder.path / path).exists()}
-        if len(present) < len(spooled):
-            self.journal.drop_spool(set(spooled.values()) - set(present.values()))
-        seat.process.send(Window(number, jobs, tuple(sorted(present.items()))))
-        self._note(seat, "working", window=number)
+        seat.process.send(Window(taken.number, taken.jobs, tuple(sorted(self._spool.present(taken.spooled).items()))))
+        self._note(seat, "working", window=taken.number)
 
     def _window_done(self, seat: Seat) -> None:
         if seat.held:
@@ -315,7 +310,7 @@ class Supervisor:
         seat.watch.window_done()
         self._note(seat, "working", rss_bytes=seat.watch.rss_bytes, slope_bytes_per_hour=seat.watch.slope_bytes_per_hour,
                    device_bytes=seat.watch.device_bytes, device_peak_bytes=seat.watch.device_peak_bytes)
-        self._sweep_spool()
+        self._spool.sweep()
         if seat.leaving:
             self._dismiss(seat)
         elif seat.watch.outgrown and self._stopped_by is None and self.journal.pending():
@@ -334,9 +329,7 @@ class Supervisor:
         self._take_in([WorkerReplaced(seat.number, seat.watch.rss_bytes, seat.watch.watermark_bytes or 0)])
         self._replaced += 1
         seat.process.finish()
-        seat.process = self._launcher.start(seat.group)
-        seat.watch = MemoryWatch(self.request.max_worker_bytes)
-        self._set_up(seat)
+        self._fill_anew(seat)
 
     def _dismiss(self, seat: Seat) -> None:
         if seat.open:
@@ -344,17 +337,6 @@ class Supervisor:
             seat.open = False
             self._note(seat, "ended", stage=None)
             seat.process.finish()
-
-    def _sweep_spool(self, *, everything: bool = False) -> None:
-        """Removes latents whose jobs have an outcome; with no worker at work, `everything` that no job waits for."""
-        folder = self.request.folder
-        used = self.journal.spool_in_use()
-        if everything and folder.spool.is_dir():
-            self._spooled = {path.relative_to(folder.path).as_posix() for path in folder.spool.rglob("*") if path.is_file()}
-        for path in self._spooled - used:
-            with suppress(OSError):  # left over at worst; the next run sweeps again
-                (folder.path / path).unlink()
-        self._spooled &= used
 
     # --- endings --------------------------------------------------------------------------------------------------
 
@@ -386,13 +368,7 @@ class Supervisor:
         except BatchgenError as error:
             self._error = self._error or error
         self._rendered += sum(isinstance(event, OutputDone) for event in events)
-        self._sweep_after(seat)
-
-    def _sweep_after(self, seat: Seat) -> None:
-        if seat.process.place:
-            return  # another machine's number may be that of a worker here; the next run sweeps
-        outputs = self.request.folder.outputs
-        sweep_after(seat.process.pid, {(outputs / self.journal.job(key).output).parent for key in seat.held})
+        sweep_files(seat, self.request.folder, self.journal)
 
     def _fatal(self, seat: Seat, event: WorkerStopped) -> None:
         """The engine cannot go on. An unforeseen exception counts as the worker's death; anything else ends the run."""
@@ -432,31 +408,33 @@ class Supervisor:
         seat.deaths += 1
         lost = seat.process.lost
         stage, suspects = (seat.stage, ()) if lost else seat.suspects()
-        self._fruitless += not lost
-        self._barren += not (suspects or lost)
-        self._blamed.update(suspects)
         killers = any(self.journal.attempts(key) for key in suspects)
-        self._take_in([WorkerDied(seat.number, seat.process.pid, cause, stage, suspects)])
-        self._settle_the_dead(seat, suspects, kind, stage, cause)
+        self._settle(seat, WorkerDied(seat.number, seat.process.pid, cause, stage, suspects), kind)
         words = seat.process.last_words()
         seat.process.close()
-        self._health.died(seat.number, suspects, known_killers=killers)
+        self._health.died(seat.number, suspects, known_killers=killers, lost=lost)
         if self._look_at_health(seat):
             return
-        unproven = all(self._health.barren(other.number) for other in self._seats if other.open)
-        if (self._barren >= _MAX_BARREN and unproven) or self._fruitless >= _MAX_FRUITLESS:
+        if self._health.hopeless(other.number for other in self._seats if other.open):
             seat.open = False
-            self.journal.absolve(self._blamed)
+            self.journal.absolve(self._health.suspected)
             raise self._lost(cause, words)
         if self._stopped_by is not None or seat.leaving or self._launcher.grows:  # `_grow` fills its place when a machine has room
             seat.open = False
             self._note(seat, "ended", stage=None)
             self._wake_idle()
             return
-        seat.process = self._launcher.start(seat.group)
-        seat.watch = MemoryWatch(self.request.max_worker_bytes)
-        self._set_up(seat)
+        self._fill_anew(seat)
         self._wake_idle()
+
+    def _settle(self, seat: Seat, death: WorkerDied, kind: FailureKind) -> None:
+        """Journals the death and what is known of the jobs it was to render; the others are free again."""
+        folder, journal = self.request.folder, self.journal
+        self._take_in([death])
+        sweep_files(seat, folder, journal)
+        self._take_in(outcomes(seat.held, death, kind, folder=folder, journal=journal, delivery=self.request.delivery))
+        journal.release(seat.held)
+        seat.window, seat.held, seat.flight = None, set(), {}
 
     def _look_at_health(self, seat: Seat) -> bool:
         """Takes the seat's device out of the queue if it fails or has become slow, and others go on. True if it has no worker any more."""
@@ -478,27 +456,10 @@ class Supervisor:
             seat.process.send(StopAfterBatch())
             return False
         seat.open = False
-        self._barren = self._fruitless = 0  # those were the device's
+        self._health.left()
         self._note(seat, "ended", stage=None)
         self._wake_idle()
         return True
-
-    def _settle_the_dead(self, seat: Seat, suspects: Sequence[str], kind: FailureKind, stage: str, cause: str) -> None:
-        outputs, delivery = self.request.folder.outputs, self.request.delivery
-        events: list[Event] = []
-        self._sweep_after(seat)
-        for key in sorted(seat.held):
-            output = self.journal.job(key).output
-            verdict, settings = judge(outputs / output, key)
-            if verdict == "ours" and settings is not None:
-                events.append(adoption(outputs / output, key, output, settings, seat.number))  # renamed, but not told
-            elif delivery is not None and (there := delivery.judge(output, key)[1]) is not None:
-                events.append(replace(there, worker=seat.number))  # sent, but not told
-            elif key in suspects:
-                events.append(JobFailed(seat.number, key, kind, stage, f"worker {cause}, in stage {stage or 'unknown'}", True))
-        self._take_in(events)
-        self.journal.release(seat.held)
-        seat.window, seat.held, seat.flight = None, set(), {}
 
     def _lost(self, cause: str, words: str) -> WorkerLostError:
         tail = f"\nIts last words:\n{words[-1500:]}" if words else ""

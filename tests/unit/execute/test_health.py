@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batchgen.execute.health import Health
+from batchgen.execute.health import MAX_FRUITLESS_IN_ALL, Health
 
 KIND = ("denoise", "64x64")
 
@@ -102,3 +102,35 @@ def test_other_shapes_say_nothing() -> None:
     for _ in range(5):
         health.batch(0, ("denoise", "1024x1024"), 99.0, 1)
     assert health.verdict(0, [1]) is None
+
+
+def test_a_run_in_which_nothing_begins_anywhere_is_hopeless() -> None:
+    health = Health()
+    for seat in (0, 1, 0):
+        assert not health.hopeless([0, 1])
+        health.died(seat, (), known_killers=False)
+    assert health.hopeless([0, 1])
+    assert not health.hopeless([0, 1, 2]), "the third device has not failed"
+    health.began(1)
+    assert not health.hopeless([0, 1])
+
+
+def test_deaths_without_a_picture_make_a_run_hopeless_in_the_end_and_are_all_suspected() -> None:
+    health = Health()
+    for number in range(MAX_FRUITLESS_IN_ALL):
+        assert not health.hopeless([0, 1])
+        health.died(number % 2, (f"job{number}",), known_killers=True)
+    assert health.hopeless([0, 1])
+    assert len(health.suspected) == MAX_FRUITLESS_IN_ALL
+    health.picture(0)
+    assert (health.hopeless([0, 1]), health.suspected) == (False, set())
+
+
+def test_machines_that_go_and_devices_that_leave_make_no_run_hopeless() -> None:
+    gone, left = Health(), Health()
+    for number in range(2 * MAX_FRUITLESS_IN_ALL):
+        gone.died(0, (), known_killers=False, lost=True)
+        left.died(0, (f"job{number}",), known_killers=False)
+        left.left()
+    assert not gone.hopeless([0])
+    assert not left.hopeless([0])
