@@ -26,7 +26,7 @@ from batchgen.jobs import Job, ShapeKey
 from batchgen.plan.fit import FitOptions, fit_plan
 from batchgen.plan.planner import make_plan
 from batchgen.plan.records import Overrides, Plan, PlanFacts, Rehearsed, Workload
-from batchgen.rehearsal import hollow
+from batchgen.rehearsal.calls import Scene
 from pretended import PretendedDevice
 
 TinyFolder = Callable[[str], Path]
@@ -73,7 +73,7 @@ def planned(rehearsed: Rehearsed, family: str, placed: dict[str, str]) -> Plan:
 class HollowLoading(ModelFolder):
     """A model folder that loads hollow weights, onto the host: the placements bring them where they belong."""
 
-    scene: hollow.Stage
+    scene: Scene
     pretended: PretendedDevice
 
     def load_model(self, name: str, dtype: torch.dtype, **more: Any) -> torch.nn.Module:
@@ -82,7 +82,7 @@ class HollowLoading(ModelFolder):
 
 
 def engine_on(folder: Path, where: Path, ran: enginekit.Ran, plan: Plan) -> tuple[Any, PretendedDevice]:
-    scene = hollow.Stage()
+    scene = Scene()
     pretended = PretendedDevice(scene.fake)
     with pretended:
         engine = enginekit.engine_for(folder, where, ran, plan=plan, device="cuda:0", spool_latents=False)

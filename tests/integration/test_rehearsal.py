@@ -18,6 +18,7 @@ from batchgen.jobs import ShapeKey
 from batchgen.plan.batching import Curve
 from batchgen.plan.records import StageProfile
 from batchgen.rehearsal import cache, hollow
+from batchgen.rehearsal.calls import Scene, small_collections
 from batchgen.rehearsal.live import LiveBytes
 from batchgen.rehearsal.tiles import share_tiles
 from hollow_twins import dtypes, shape
@@ -57,7 +58,7 @@ def test_one_block_played_for_all_gives_what_playing_each_gives(deep_folder: Pat
     job = rehearse.job_of(shape("qwen_image", 64, 96), "a red circle")
     shared = rehearse.hollow_rehearsal(str(deep_folder), dtypes(deep_folder))
     once = rehearse.play(shared, job, 2)
-    monkeypatch.setattr(hollow, "_share_blocks", lambda module, stage: None)
+    monkeypatch.setattr(hollow, "share_blocks", lambda module, stage: None)
     single = rehearse.hollow_rehearsal(str(deep_folder), dtypes(deep_folder))
     assert rehearse.play(single, job, 2) == once
 
@@ -87,7 +88,7 @@ class _Frames(torch.nn.Module):
 
 
 def test_blocks_that_write_into_their_arguments_are_all_played() -> None:
-    scene = hollow.Stage()
+    scene = Scene()
     with scene.fake:
         module = _Frames()
     hollow.enter(module, "frames", scene, repeats=True)
@@ -163,7 +164,7 @@ class _Tiled(torch.nn.Module):
 def test_a_tile_s_cache_of_frames_is_part_of_what_stands_for_it() -> None:
     peaks, shapes, played, flops = [], [], [], []
     for sharing in (False, True):
-        scene = hollow.Stage()
+        scene = Scene()
         with scene.fake:
             module = _Tiled()
         hollow.enter(module, "tiled", scene)
@@ -213,7 +214,7 @@ def qwen_image() -> dict[tuple[str, int], StageProfile]:
     """Qwen-Image at full size, 1024x1024, 60 tokens of text: profiles by stage and batch."""
     known = known_models()["qwen/qwen-image"]
     job = rehearse.job_of(ShapeKey(1024, 1024, None, None, 2, 4.0, None, None, None, ()), rehearse.PROMPT)
-    with hollow.small_collections():
+    with small_collections():
         run = rehearse.hollow_rehearsal(str(known.folder), known.stored, tokens=94)
         profiles = [profile for batch in (1, 2, 4) for profile in rehearse.play(run, job, batch)]
     sizes = {name: (run.parameters[name], run.weights[name]) for name in run.components}
@@ -271,7 +272,7 @@ class _Masked(torch.nn.Module):
 
 @pytest.mark.parametrize("rows", [64, 1100])
 def test_a_mask_written_row_by_row_has_the_peak_of_a_real_run(rows: int) -> None:
-    scene, peaks, shapes = hollow.Stage(), [], []
+    scene, peaks, shapes = Scene(), [], []
     for real in (False, True):
         if real:
             module = hollow.count_calls(_Masked(), "masked", scene)

@@ -18,20 +18,21 @@ from batchgen.execute.residency import Residency
 from batchgen.plan.batching import Layout
 from batchgen.plan.records import Mode, Rehearsed, RehearsedComponent
 from batchgen.rehearsal import hollow
+from batchgen.rehearsal.calls import Scene
 
 CUDA = torch.device("cuda:0")
 
 
 @pytest.fixture
-def parts(tiny_folder: Callable[[str], Path]) -> tuple[hollow.Stage, dict[str, torch.nn.Module]]:
+def parts(tiny_folder: Callable[[str], Path]) -> tuple[Scene, dict[str, torch.nn.Module]]:
     folder = tiny_folder("qwen_image")
     read = ModelFolder.read(folder)
-    scene = hollow.Stage()
+    scene = Scene()
     hollows = rehearse.HollowFolder(read.path, read.pipeline_class, read.entries, read.settings, read.absent)
     return scene, {name: rehearse._build(hollows, name, torch.float32, scene) for name in read.models}
 
 
-def residency(parts: tuple[hollow.Stage, dict[str, torch.nn.Module]], modes: dict[str, Mode]) -> Residency:
+def residency(parts: tuple[Scene, dict[str, torch.nn.Module]], modes: dict[str, Mode]) -> Residency:
     scene, modules = parts
     held = Residency(modes, CUDA, host_budget=HostBudget(2**40), emit=lambda event: None)
     with scene.fake:
@@ -40,7 +41,7 @@ def residency(parts: tuple[hollow.Stage, dict[str, torch.nn.Module]], modes: dic
     return held
 
 
-def first_layer(scene: hollow.Stage, module: torch.nn.Module) -> torch.Tensor:
+def first_layer(scene: Scene, module: torch.nn.Module) -> torch.Tensor:
     """The transformer's first layer over latents [1, 16, 16] on the fake device."""
     with scene.fake, torch.no_grad():
         made: torch.Tensor = module.img_in(torch.zeros(1, 16, 16, device=CUDA))
@@ -51,7 +52,7 @@ MODES: dict[str, Mode] = {"text_encoder": "component-offload", "transformer": "c
 
 
 def test_an_offloaded_component_computes_on_the_device_while_its_stage_is_open(
-    parts: tuple[hollow.Stage, dict[str, torch.nn.Module]],
+    parts: tuple[Scene, dict[str, torch.nn.Module]],
 ) -> None:
     scene, modules = parts
     held = residency(parts, MODES)
@@ -60,13 +61,13 @@ def test_an_offloaded_component_computes_on_the_device_while_its_stage_is_open(
         assert first_layer(scene, modules["transformer"]).device == CUDA
 
 
-def test_a_component_left_on_the_host_is_an_error(parts: tuple[hollow.Stage, dict[str, torch.nn.Module]]) -> None:
+def test_a_component_left_on_the_host_is_an_error(parts: tuple[Scene, dict[str, torch.nn.Module]]) -> None:
     scene, modules = parts
     with pytest.raises(RuntimeError, match=r"cuda:0.*cpu|cpu.*cuda:0"):
         first_layer(scene, modules["transformer"])
 
 
-def test_a_component_whose_stage_is_over_is_an_error(parts: tuple[hollow.Stage, dict[str, torch.nn.Module]]) -> None:
+def test_a_component_whose_stage_is_over_is_an_error(parts: tuple[Scene, dict[str, torch.nn.Module]]) -> None:
     scene, modules = parts
     held = residency(parts, MODES)
     with scene.fake, held.stage(["transformer"]):
@@ -77,7 +78,7 @@ def test_a_component_whose_stage_is_over_is_an_error(parts: tuple[hollow.Stage, 
 
 @pytest.mark.parametrize("windows", [1, 3])
 def test_bytes_moved_over_windows_are_those_the_plan_predicts(
-    parts: tuple[hollow.Stage, dict[str, torch.nn.Module]],
+    parts: tuple[Scene, dict[str, torch.nn.Module]],
     windows: int,
 ) -> None:
     scene, _ = parts
@@ -95,7 +96,7 @@ def test_bytes_moved_over_windows_are_those_the_plan_predicts(
     assert sum(held.bytes_in.values()) == predicted
 
 
-def _fresh(parts: tuple[hollow.Stage, dict[str, torch.nn.Module]]) -> dict[str, torch.nn.Module]:
+def _fresh(parts: tuple[Scene, dict[str, torch.nn.Module]]) -> dict[str, torch.nn.Module]:
     """The same components, never moved: what they weigh."""
     scene, modules = parts
     made = {}

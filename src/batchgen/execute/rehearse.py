@@ -23,6 +23,7 @@ from batchgen.inventory.prompt_limits import call_arguments
 from batchgen.jobs import Job, ShapeKey
 from batchgen.plan.records import Rehearsed, RehearsedComponent, StageProfile
 from batchgen.rehearsal import hollow
+from batchgen.rehearsal.calls import Scene, small_collections
 from batchgen.rehearsal.live import LiveBytes, held_tensors, tensors_in
 from batchgen.rehearsal.standins import stand_in_tokenizer
 from batchgen.rehearsal.tiles import share_tiles
@@ -60,7 +61,7 @@ class Rehearsal:
 
     stages: Stages
     rules: GuidanceRules
-    scene: hollow.Stage
+    scene: Scene
     components: dict[str, nn.Module]
     weights: dict[str, int]  # bytes as loaded, each storage once
     parameters: dict[str, int]
@@ -81,7 +82,7 @@ def hollow_rehearsal(
     read = ModelFolder.read(path, trust_remote_code=trust_remote_code)
     folder = HollowFolder(
         read.path, read.pipeline_class, read.entries, read.settings, read.absent, read.trust_remote_code, read.allow_pickle, tokens=tokens)
-    scene = hollow.Stage()
+    scene = Scene()
     wanted = {name: torch_dtype(dtypes.get(name, "float32")) for name in folder.models}
     weights, parameters, blocks = {}, {}, {}
     for name, dtype in wanted.items():
@@ -100,7 +101,7 @@ def real_rehearsal(path: str, dtypes: Mapping[str, str], *, inputs: Sequence[str
     """The same over loaded components, for measuring a real run with the same tracker."""
     quiet_libraries()
     folder = ModelFolder.read(path)
-    scene = hollow.Stage()
+    scene = Scene()
     wanted = {name: torch_dtype(dtypes[name]) for name in folder.models}
     modules = {name: folder.load_model(name, dtype) for name, dtype in wanted.items()}
     for name, module in modules.items():
@@ -110,7 +111,7 @@ def real_rehearsal(path: str, dtypes: Mapping[str, str], *, inputs: Sequence[str
     return Rehearsal(stages, guidance_rules(stages), scene, modules, weights, {}, {}, (), real=True)
 
 
-def _build(folder: HollowFolder, name: str, dtype: torch.dtype, scene: hollow.Stage) -> nn.Module:
+def _build(folder: HollowFolder, name: str, dtype: torch.dtype, scene: Scene) -> nn.Module:
     library, class_name = folder.entries[name]
     cls: Any = folder.component_class(name)
     try:
@@ -152,7 +153,7 @@ def rehearse(
 
     `told` hears of every stage before it is played: its name, shape and batch in one line.
     """
-    with hollow.small_collections():
+    with small_collections():
         rehearsal = hollow_rehearsal(path, dtypes, tokens=tokens, trust_remote_code=trust_remote_code, inputs=block_names(shapes[0].inputs))
         rehearsal.told = told
         roads = _Roads(rehearsal, dtypes, prompt or PROMPT, {shapes[0].inputs: rehearsal})

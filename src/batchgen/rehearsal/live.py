@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,6 +42,15 @@ _FLOPS: dict[Any, Callable[..., int]] = dict(flop_registry)
 _FLOPS[torch.ops.aten._scaled_dot_product_flash_attention_for_cpu] = _fused_cpu_attention_flops
 
 
+@dataclass(slots=True)
+class Cost:
+    """Of a part of what a tracker follows."""
+
+    peak_bytes: int = 0  # above what was live when it began
+    flops: int = 0
+    left_bytes: int = 0  # live at its end beyond what was live when it began
+
+
 class LiveBytes(TorchDispatchMode):
     """`live` bytes now and `peak` bytes at most of all storages made under it; `flops` so far.
 
@@ -56,7 +67,7 @@ class LiveBytes(TorchDispatchMode):
         for tensor in known:
             self.ignore(tensor)
         for tensor in inputs:
-            self._see(tensor)
+            self.see(tensor)
 
     # -- storages ---------------------------------------------------------------------------------------------------
 
@@ -75,7 +86,8 @@ class LiveBytes(TorchDispatchMode):
         """Bytes the storage counts now."""
         return self._sizes.get(storage._cdata, 0)
 
-    def _see(self, tensor: torch.Tensor) -> None:
+    def see(self, tensor: torch.Tensor) -> None:
+        """The tensor's storage counts from now on, unless it is known."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._sizes:
@@ -109,17 +121,27 @@ class LiveBytes(TorchDispatchMode):
         self.peak = max(self.peak, self.live + relative_bytes)
         self.flops += flops
 
+    @contextmanager
+    def measured(self) -> Iterator[Cost]:
+        """What is done within, measured by itself; complete at the end."""
+        cost = Cost()
+        live, flops, peak = self.live, self.flops, self.peak
+        self.peak = live
+        yield cost
+        cost.peak_bytes, cost.flops, cost.left_bytes = self.peak - live, self.flops - flops, self.live - live
+        self.peak = max(peak, self.peak)
+
     # -- operations -------------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs) if self._fake is None else self._run(func, args, kwargs)
         if isinstance(out, torch.Tensor):
-            self._see(out)
+            self.see(out)
         elif out is not None:
             for leaf in tree_flatten(out)[0]:
                 if isinstance(leaf, torch.Tensor):
-                    self._see(leaf)
+                    self.see(leaf)
         count = _FLOPS.get(func._overloadpacket)
         if count is not None:
             self.flops += int(count(*args, **kwargs, out_val=out))

@@ -13,50 +13,46 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
-from batchgen.rehearsal.hollow import Call, Stage, _Forms, _forms_in, _Making, _signature
-from batchgen.rehearsal.live import LiveBytes, tensors_in
+from batchgen.rehearsal.calls import Call, Scene, signature
+from batchgen.rehearsal.forms import Forms, remade
+from batchgen.rehearsal.live import Cost, LiveBytes, tensors_in
 
 # What autoencoders do to each tile, by the names that diffusers' classes share.
 _PARTS = ("encoder", "decoder", "quant_conv", "post_quant_conv")
 _METHODS = ("blend_v", "blend_h", "blend_t")
 
 
-def share_tiles(vae: nn.Module, stage: Stage) -> None:
+def share_tiles(vae: nn.Module, scene: Scene) -> None:
     """Lets one tile stand for all that are called alike: same shapes, same caches."""
     for name in _PARTS:
         part = getattr(vae, name, None)
         if isinstance(part, nn.Module):
-            part.forward = shared(part.forward, stage)
+            part.forward = shared(part.forward, scene)
     for name in _METHODS:
         method = getattr(vae, name, None)
         if callable(method):
-            setattr(vae, name, shared(method, stage))
+            setattr(vae, name, shared(method, scene))
 
 
-def shared(inner: Callable[..., Any], stage: Stage) -> Callable[..., Any]:
+def shared(inner: Callable[..., Any], scene: Scene) -> Callable[..., Any]:
     """The call, played once for all calls with equal arguments; lists among them are left as the played call left its own."""
     records: dict[Any, Call | None] = {}
 
     @functools.wraps(inner)
     def once(*args: Any, **kwargs: Any) -> Any:
-        tracker = stage.tracker
+        tracker = scene.tracker
         if tracker is None:
             return inner(*args, **kwargs)
-        key = _signature((args, kwargs))
+        key = signature((args, kwargs))
         call = records.get(key)
         if call is not None:
-            return _replay(call, args, kwargs, tracker, stage)
+            return _replay(call, args, kwargs, tracker, scene)
         given = [weakref.ref(tensor) for tensor in tensors_in((args, kwargs))]
         sizes = {tensor.untyped_storage()._cdata: tracker.size_of(tensor.untyped_storage()) for tensor in tensors_in((args, kwargs))}
-        live, flops, peak = tracker.live, tracker.flops, tracker.peak
-        tracker.peak = live
-        result = inner(*args, **kwargs)
-        above = tracker.peak - live
-        tracker.peak = max(peak, tracker.peak)
+        with tracker.measured() as cost:
+            result = inner(*args, **kwargs)
         if key not in records:
-            cost = (above, tracker.flops - flops, tracker.live - live)
             records[key] = _recorded(result, _lists(args, kwargs), given, sizes, cost, tracker)
         return result
 
@@ -68,36 +64,30 @@ def _lists(args: Any, kwargs: Any) -> list[list[Any]]:
 
 
 def _recorded(
-    result: Any, lists: list[list[Any]], given: list[weakref.ref[torch.Tensor]], sizes: dict[int, int], cost: tuple[int, int, int],
+    result: Any, lists: list[list[Any]], given: list[weakref.ref[torch.Tensor]], sizes: dict[int, int], cost: Cost,
     tracker: LiveBytes,
 ) -> Call | None:
     """The record; None where another call could differ: something else was left behind, or views of what was given came out.
 
-    `given`: the tensors among the arguments; `sizes`: bytes of their storages; `cost`: (peak, FLOPs, bytes left).
+    `given`: the tensors among the arguments; `sizes`: bytes of their storages.
     """
-    above, flops, left = cost
     there = [(place, tensor) for place, ref in enumerate(given) if (tensor := ref()) is not None]
-    forms = _Forms({id(tensor): place for place, tensor in there})
+    forms = Forms({id(tensor): place for place, tensor in there})
     form = forms.of((result, [list(values) for values in lists]))
     kept = {tensor.untyped_storage()._cdata for _, tensor in there}
     if forms.reals or any(storage._cdata in kept for storage in forms.storages):
         return None
     freed = sum(size for storage, size in sizes.items() if storage not in kept)
-    if left != sum(tracker.size_of(storage) for storage in forms.storages) - freed:
+    if cost.left_bytes != sum(tracker.size_of(storage) for storage in forms.storages) - freed:
         return None
-    return Call(above, flops, 0, form)
+    return Call(cost.peak_bytes, cost.flops, 0, form)
 
 
-def _replay(call: Call, args: Any, kwargs: Any, tracker: LiveBytes, stage: Stage) -> Any:
+def _replay(call: Call, args: Any, kwargs: Any, tracker: LiveBytes, scene: Scene) -> Any:
     tracker.spike(call.peak_bytes, call.flops)
-    bases: dict[int, torch.Tensor] = {}
-    with _disable_current_modes(), stage.fake:
-        for form in _forms_in(call.result):
-            if form.storage not in bases:
-                bases[form.storage] = torch.empty(form.storage_bytes, dtype=torch.uint8)
-        result, contents = _Making(bases, list(tensors_in((args, kwargs)))).of(call.result)
+    (result, contents), storages = remade(call.result, inputs=list(tensors_in((args, kwargs))), fake=scene.fake)
     for values, left in zip(_lists(args, kwargs), contents, strict=True):
         values[:] = left  # what a cache held before goes first
-    for base in bases.values():
-        tracker._see(base)
+    for tensor in storages:
+        tracker.see(tensor)
     return result

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from batchgen.rehearsal import hollow
+from batchgen.rehearsal.calls import Scene
 from batchgen.rehearsal.live import REAL_FLOATS, LiveBytes
 
 LARGE = (1, 3, REAL_FLOATS // 1024, 1024)  # a picture of more values than are made for real inside a hollow module
@@ -35,7 +36,7 @@ class Looking(nn.Module):
 
 @pytest.mark.parametrize("look", LOOKS)
 def test_a_view_of_a_large_real_input_counts_nothing_in_a_hollow_module(look: str) -> None:
-    scene = hollow.Stage()
+    scene = Scene()
     with scene.fake:
         module = Looking(LOOKS[look])
     hollow.enter(module, "looking", scene)
@@ -48,7 +49,7 @@ def test_a_view_of_a_large_real_input_counts_nothing_in_a_hollow_module(look: st
 
 
 def test_what_is_computed_from_a_large_real_input_counts_whole() -> None:
-    scene = hollow.Stage()
+    scene = Scene()
     with scene.fake:
         module = Looking(lambda x: x[:, :1] * 2)
     hollow.enter(module, "looking", scene)
