@@ -49,7 +49,7 @@ def types(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Measures what the documents claim and writes it to results/benchmarks/. Arguments after -- name single benchmarks."""
     install(session, groups=("test",))
-    for path in sorted(Path("tools/bench").glob("*.py")):
+    for path in sorted(Path("tools/bench").glob("[!_]*.py")):
         if not session.posargs or path.stem in session.posargs:
             session.run("python", str(path), env=ENVIRONMENT)
 

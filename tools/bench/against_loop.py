@@ -10,11 +10,9 @@ most 1.05 of the batched one; the first picture no later than 1.5 times the loop
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -22,11 +20,10 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-RECORD = ROOT / "results" / "benchmarks" / "against_loop.json"
+from _frame import MEASURED_ON, ONE_THREAD, RECORDS, TESTS, parser_for, versions, write_record
+
 STEPS = 4
 BATCH = 8
 
@@ -79,8 +76,7 @@ for start in range(0, len(rows), batch):
 
 
 def environment() -> dict[str, str]:
-    single = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return {**os.environ, **single, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return os.environ | ONE_THREAD | {"TOKENIZERS_PARALLELISM": "false"}
 
 
 def timed(command: list[str], out: Path, wanted: int) -> tuple[float, float]:
@@ -109,7 +105,7 @@ def timed(command: list[str], out: Path, wanted: int) -> tuple[float, float]:
 
 def measure(case: Case, rounds: int, folder: Path) -> dict[str, object]:
     model, listed = folder / "model", folder / "prompts.csv"
-    builder = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}); import tiny; folder = {str(model)!r}\n{case.builder}"
+    builder = f"import sys; sys.path.insert(0, {str(TESTS)!r}); import tiny; folder = {str(model)!r}\n{case.builder}"
     subprocess.run([sys.executable, "-c", builder], env=environment(), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with listed.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -143,23 +139,23 @@ def loop_command(model: Path, listed: Path, out: Path, batch: int, case: Case) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_for(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--model", choices=list(CASES))
     given = parser.parse_args()
-    record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {}
+    kept = RECORDS / "against_loop.json"
+    record = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
     record |= {
         "what": "wall time of batchgen's whole process divided by a hand-written diffusers loop's, medians of ratios within a round",
         "command": "python tools/bench/against_loop.py", "steps": STEPS, "threads": 1, "cores": os.cpu_count(),
-        "versions": {name: metadata.version(name) for name in ("torch", "diffusers", "transformers")},
-        "python": platform.python_version(), "machine": platform.machine(),
+        "versions": versions(),
+        **MEASURED_ON,
     }
     for name in [given.model] if given.model else CASES:
         with tempfile.TemporaryDirectory() as folder:
             record[name] = measure(CASES[name], given.rounds, Path(folder))
         print(name, record[name]["ratios"])
-    RECORD.parent.mkdir(parents=True, exist_ok=True)
-    RECORD.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_record("against_loop", record)
 
 
 if __name__ == "__main__":

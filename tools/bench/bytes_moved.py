@@ -9,24 +9,19 @@ prompt. Counted, not timed: the figures are the same on every machine. Aim: unde
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import io
-import json
 import os
-import sys
 import tempfile
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-os.environ.update({"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
-ROOT = Path(__file__).resolve().parents[2]
-RECORD = ROOT / "results" / "benchmarks" / "bytes_moved.json"
+from _frame import ONE_THREAD, parser_for, versions, write_record
+
+os.environ.update(ONE_THREAD)
 AIM = 0.03
 FAMILIES = ("qwen_image", "z_image", "sdxl", "flux", "wan22")
-sys.path.insert(0, str(ROOT / "tests"))
 
 
 def pipeline_bytes(folder: Path, prompts: int) -> int:
@@ -67,7 +62,7 @@ def our_bytes(folder: Path, run_folder: Path, prompts: int, clip: bool) -> tuple
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_for(__doc__)
     parser.add_argument("--prompts", type=int, default=64)
     prompts = parser.parse_args().prompts
     import tiny
@@ -87,10 +82,9 @@ def main() -> None:
     record = {
         "what": "bytes of weights copied with every component offloaded, divided by those of diffusers' model offload",
         "command": "python tools/bench/bytes_moved.py", "prompts": prompts, "aim": AIM,
-        "versions": {name: metadata.version(name) for name in ("torch", "diffusers", "transformers")}, "models": found,
+        "versions": versions(), "models": found,
     }
-    RECORD.parent.mkdir(parents=True, exist_ok=True)
-    RECORD.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_record("bytes_moved", record)
 
 
 if __name__ == "__main__":

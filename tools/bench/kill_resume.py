@@ -10,10 +10,8 @@ kill_resume_real.json, after every run.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import random
 import subprocess
 import sys
@@ -24,20 +22,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-TESTS = ROOT / "tests"
-RECORDS = ROOT / "results" / "benchmarks"
+import numpy as np
+from PIL import Image
+
+from _frame import MEASURED_ON, ONE_THREAD, TESTS, parser_for, write_record
+from killing import Killed, kill_until_done
+from scripted import picture
+from scripted_run import make_jobs
+
 JOBS = 60
 BATCH = 2
-sys.path.insert(0, str(TESTS))
-
-import numpy as np  # noqa: E402 the tests' own modules are found by the path above
-from PIL import Image  # noqa: E402
-
-from killing import Killed, kill_until_done  # noqa: E402
-from scripted import picture  # noqa: E402
-from scripted_run import make_jobs  # noqa: E402
-
 Pictures = dict[str, np.ndarray]
 
 
@@ -58,7 +52,7 @@ def run_scripted(seed: int, folder: Path) -> tuple[Killed, int, int]:
 
 
 def environment(log: Path) -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(TESTS), "RENDER_LOG": str(log), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return os.environ | ONE_THREAD | {"PYTHONPATH": str(TESTS), "RENDER_LOG": str(log)}
 
 
 def differences(outputs: Path, expected: Pictures, grey_levels: int) -> int:
@@ -136,7 +130,7 @@ class Sums:
             self.worst_overrun = max(self.worst_overrun, over / len(killed.kills))
 
     def write(self) -> None:
-        name = "kill_resume.json" if self.engine == "scripted" else "kill_resume_real.json"
+        name = "kill_resume" if self.engine == "scripted" else "kill_resume_real"
         record = {
             "what": "60-job runs over two workers, killed with SIGKILL at random moments (supervisor, a worker, both), resumed until done",
             "engine": self.engine,
@@ -146,11 +140,9 @@ class Sums:
             "kills": dict(sorted(self.kills.items())),
             "most_jobs_denoised_again_per_kill": round(self.worst_overrun, 2),
             "workers_ended_within_seconds_of_their_supervisor": next(limit for limit in (1, 2, 5, 10) if self.slowest_end < limit),
-            "python": platform.python_version(),
-            "machine": platform.machine(),
+            **MEASURED_ON,
         }
-        RECORDS.mkdir(parents=True, exist_ok=True)
-        (RECORDS / name).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_record(name, record)
 
 
 def measure(engine: str, run: Callable[[int, Path], tuple[Killed, int, int]], runs: int) -> None:
@@ -169,7 +161,7 @@ def measure(engine: str, run: Callable[[int, Path], tuple[Killed, int, int]], ru
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_for(__doc__)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--engine", choices=["scripted", "real", "both"], default="both")
     parser.add_argument("--real-runs", type=int, default=None, help="default: as many as --runs")

@@ -9,10 +9,8 @@ imports and all. Aims: under 700 MB, under 5 times the bare pass. Writes results
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
-import platform
 import random
 import subprocess
 import sys
@@ -20,7 +18,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-RECORD = Path(__file__).resolve().parents[2] / "results" / "benchmarks" / "manifest_scale.json"
+from _frame import MEASURED_ON, parser_for, write_record
+
 AIMS = {"peak_mb": 700, "ratio": 5.0}
 COLUMNS = ("id", "prompt", "negative_prompt", "seed", "width", "height", "steps", "guidance", "category")
 WORDS = (
@@ -83,7 +82,7 @@ def one_pass(code: str, path: Path, count: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_for(__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
@@ -102,11 +101,9 @@ def main() -> None:
         "aims": AIMS,
         "results": results,
         "within_aims": all(found[name] < aim for found in results.values() for name, aim in AIMS.items()),
-        "python": platform.python_version(),
-        "machine": platform.machine(),
+        **MEASURED_ON,
     }
-    RECORD.parent.mkdir(parents=True, exist_ok=True)
-    RECORD.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_record("manifest_scale", record)
 
 
 if __name__ == "__main__":

@@ -9,18 +9,11 @@ first under 15 seconds of one core. Writes results/benchmarks/plan_first.json.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
-import resource
-import subprocess
-import sys
 import tempfile
-from importlib import metadata
-from pathlib import Path
 
-RECORD = Path(__file__).resolve().parents[2] / "results" / "benchmarks" / "plan_first.json"
+from _frame import MEASURED_ON, ONE_THREAD, cpu_seconds, parser_for, versions, write_record
+
 BASE = "import torch, diffusers, transformers"
 # what a script that rehearses nothing loads for its pipeline: the libraries import their parts only when they are asked for
 PIPELINE = "import torch; from diffusers import QwenImagePipeline"
@@ -40,18 +33,10 @@ assert not loaded, loaded
 """
 
 
-def cpu_seconds(arguments: list[str], environment: dict[str, str]) -> float:
-    """User and system time of one Python process and its children. Raises CalledProcessError if it fails."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
 def measure(rounds: int) -> dict[str, float]:
     """Least CPU seconds of each."""
     with tempfile.TemporaryDirectory() as place:
-        environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": f"{place}/hub", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        environment = os.environ | ONE_THREAD | {"HF_HOME": f"{place}/hub"}
         times: dict[str, list[float]] = {"base": [], "pipeline": [], "first": [], "second": []}
         for number in range(rounds):
             environment["BATCHGEN_CACHE"] = f"{place}/cache {number}"
@@ -61,7 +46,7 @@ def measure(rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_for(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     rounds = parser.parse_args().rounds
     times = measure(rounds)
@@ -73,13 +58,11 @@ def main() -> None:
         "ratios": {name: round(times[name] / times["base"], 2) for name in ("pipeline", "first", "second")},
         "cpu_seconds": {name: round(found, 2) for name, found in times.items()},
         "within_aim": times["first"] < AIM_SECONDS,
-        "versions": {name: metadata.version(name) for name in ("torch", "diffusers", "transformers")},
+        "versions": versions(),
         "load_average": round(os.getloadavg()[0], 1),  # of the minute at the end; a busy machine's CPU seconds do less
-        "python": platform.python_version(),
-        "machine": platform.machine(),
+        **MEASURED_ON,
     }  # fmt: skip
-    RECORD.parent.mkdir(parents=True, exist_ok=True)
-    RECORD.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_record("plan_first", record)
     for name, seconds in times.items():
         print(f"{seconds:6.2f} s  {seconds / times['base']:5.2f}  {name}")
 

@@ -8,17 +8,11 @@ cached beforehand, as an installed package has it. Writes results/benchmarks/pla
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
-import resource
-import subprocess
-import sys
 import tempfile
-from pathlib import Path
 
-RECORD = Path(__file__).resolve().parents[2] / "results" / "benchmarks" / "plan_startup.json"
+from _frame import MEASURED_ON, cpu_seconds, parser_for, write_record
+
 BASE = "import click, rich"
 HELD = "plan --policy-only"  # the aim is for this one; tables cost what rich costs
 AIM = 3.0
@@ -28,14 +22,6 @@ COMMANDS: dict[str, list[str]] = {
     "plan --policy-only --json --gpu 'RTX 4090'": ["-m", "batchgen", "plan", "--policy-only", "--json", "--gpu", "RTX 4090"],
     "plan --policy-only --show-residency": ["-m", "batchgen", "plan", "--policy-only", "--show-residency"],
 }
-
-
-def cpu_seconds(arguments: list[str], environment: dict[str, str]) -> float:
-    """User and system time of one Python process. Raises CalledProcessError if it fails."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, env=environment, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def measure(rounds: int) -> dict[str, float]:
@@ -53,7 +39,7 @@ def measure(rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_for(__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds
     times = measure(rounds)
@@ -64,11 +50,9 @@ def main() -> None:
         "aim": AIM,
         "ratios": ratios,
         "within_aim": ratios[HELD] < AIM,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
+        **MEASURED_ON,
     }
-    RECORD.parent.mkdir(parents=True, exist_ok=True)
-    RECORD.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_record("plan_startup", record)
     for name, ratio in ratios.items():
         print(f"{ratio:5.2f}  {name}")
 

@@ -9,7 +9,6 @@ Writes results/benchmarks/rank_loss.json.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -22,12 +21,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-RECORD = ROOT / "results" / "benchmarks" / "rank_loss.json"
+from _frame import ONE_THREAD, parser_for, write_record
+
 JOBS = 4
 STEPS = 120
 AIM_SECONDS = 1.0
-sys.path.insert(0, str(ROOT / "tests"))
 
 
 def events(path: Path) -> list[dict[str, Any]]:
@@ -104,10 +102,10 @@ def one_run(model: Path, folder: Path, rank: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_for(__doc__)
     parser.add_argument("--runs", type=int, default=4)
     count = parser.parse_args().runs
-    os.environ.update({"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
+    os.environ.update(ONE_THREAD)
     import tiny
 
     with tempfile.TemporaryDirectory() as temporary:
@@ -127,9 +125,8 @@ def main() -> int:
         "noticed_seconds": {"least": seconds[0], "median": seconds[len(seconds) // 2], "most": seconds[-1]},
         "aim_seconds": AIM_SECONDS, "aim_met": good and seconds[-1] <= AIM_SECONDS,
     }  # fmt: skip
-    RECORD.parent.mkdir(parents=True, exist_ok=True)
-    RECORD.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    print(f"named within {seconds[-1]:.2f} s at most; {'as aimed' if record['aim_met'] else 'NOT as aimed'}; {RECORD.relative_to(ROOT)}")
+    write_record("rank_loss", record)
+    print(f"named within {seconds[-1]:.2f} s at most; {'as aimed' if record['aim_met'] else 'NOT as aimed'}")
     return 0 if good else 1
 
 

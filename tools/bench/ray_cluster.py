@@ -11,7 +11,6 @@ five answers before a node is dead. Writes results/benchmarks/ray_cluster.json.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import sys
@@ -21,13 +20,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-TESTS = ROOT / "tests"
-RECORD = ROOT / "results" / "benchmarks" / "ray_cluster.json"
+from _frame import TESTS, write_record
+
 WINDOW = 8
 STORE_BYTES = 80 * 2**20
 FACTORY = "scripted:ScriptedEngine"
-sys.path.insert(0, str(TESTS))
 # what Ray's workers import
 os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), *sys.path[1:]])
 
@@ -111,7 +108,7 @@ def main() -> None:
             "lost": sum(asked.jobs - one.done for one in ran), "told_twice": sum(one.told_twice for one in ran),
             "most_rendered_again": max(one.rendered for one in ran) - asked.jobs, "runs": [asdict(one) for one in ran],
         }  # fmt: skip
-        RECORD.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_record("ray_cluster", record)
 
 
 if __name__ == "__main__":

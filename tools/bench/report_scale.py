@@ -10,10 +10,8 @@ network, no error on the console. Writes results/benchmarks/report_scale.json.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -25,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
-RECORD = ROOT / "results" / "benchmarks" / "report_scale.json"
+from _frame import MEASURED_ON, parser_for, write_record
+
 AIM_BYTES = 400_000_000
 PICTURES = 256
 SIDE = 256
@@ -43,7 +41,6 @@ print(code, peak, time.process_time(), file=sys.stderr)
 
 
 def make_run(path: Path, count: int) -> Path:
-    sys.path[:0] = [str(ROOT / "tests")]
     from batchgen.events import Event, JobFailed, OutputDone
     from batchgen.journal import Journal
     from batchgen.outputs.image import write_image
@@ -135,7 +132,7 @@ def opened(page: Path, count: int) -> dict[str, Any] | str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_for(__doc__)
     parser.add_argument("--jobs", type=int, default=100_000)
     parser.add_argument("--no-record", action="store_true", help="Print, and leave the committed record alone.")
     given = parser.parse_args()
@@ -152,11 +149,11 @@ def main() -> None:
         "command": "python tools/bench/report_scale.py", "aim_peak_bytes": AIM_BYTES, "reports": found,
         "within_aim": largest["peak_bytes"] < AIM_BYTES and largest["peak_bytes"] < 2 * smallest["peak_bytes"],
         "peak_against_1000_jobs": round(largest["peak_bytes"] / smallest["peak_bytes"], 2),
-        "opened": browser, "python": platform.python_version(),
+        "opened": browser, "python": MEASURED_ON["python"],
     }
     print(json.dumps(record, indent=2))
     if not given.no_record:
-        RECORD.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_record("report_scale", record)
 
 
 if __name__ == "__main__":

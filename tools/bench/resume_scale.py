@@ -9,11 +9,9 @@ takes: a resume must add little to that however much is done. Writes results/ben
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
-import platform
 import sqlite3
 import subprocess
 import sys
@@ -22,9 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-TESTS = ROOT / "tests"
-RECORD = ROOT / "results" / "benchmarks" / "resume_scale.json"
+from _frame import MEASURED_ON, ONE_THREAD, TESTS, parser_for, write_record
+
 AIM_BYTES = 500_000_000
 CONTENT = b"stands for a picture" * 100
 
@@ -63,7 +60,7 @@ main.main()
 
 def first_batch(manifest: Path, model: Path, folder: Path, figures: Path) -> dict[str, float]:
     command = [sys.executable, "-c", DRIVER, "run", str(manifest), "--model", str(model), "-o", str(folder), "--quiet"]
-    environment = os.environ | {"PYTHONPATH": str(TESTS), "FIGURES": str(figures), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | ONE_THREAD | {"PYTHONPATH": str(TESTS), "FIGURES": str(figures)}
     figures.unlink(missing_ok=True)
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if not figures.exists():
@@ -92,7 +89,6 @@ def mark_done(folder: Path, count: int) -> None:
 
 
 def measure(rows: int) -> dict[str, Any]:
-    sys.path.insert(0, str(TESTS))
     import tiny
 
     with tempfile.TemporaryDirectory() as place:
@@ -111,7 +107,7 @@ def measure(rows: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_for(__doc__)
     parser.add_argument("--rows", type=int, default=100_000)
     rows = parser.parse_args().rows
     found = measure(rows)
@@ -130,12 +126,9 @@ def main() -> None:
             name: round((figures["cpu"] - figures["cpu_before"]) / figures["cpu"], 2) for name, figures in found.items()
         },
         "microseconds_of_cpu_a_row": {name: round(1e6 * figures["cpu"] / rows) for name, figures in found.items()},
-        "python": platform.python_version(),
-        "machine": platform.machine(),
+        **MEASURED_ON,
     }
-    RECORD.parent.mkdir(parents=True, exist_ok=True)
-    RECORD.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(record, indent=2))
+    write_record("resume_scale", record, show=True)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,8 @@ among the processes that map it; it is read from /proc while they render. Linux 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -19,13 +17,10 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
+from _frame import MEASURED_ON, ONE_THREAD, parser_for, write_record
+from killing import workers_of
 
-from killing import workers_of  # noqa: E402 the tests' own modules are found by the path above
-
-RECORD = ROOT / "results" / "benchmarks" / "shared_weights.json"
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+ENVIRONMENT = os.environ | ONE_THREAD
 
 
 @dataclass
@@ -86,7 +81,7 @@ def middling_model(folder: Path, megabytes: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_for(__doc__)
     parser.add_argument("--megabytes", type=int, default=300)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="shared-weights-") as temp:
@@ -102,10 +97,9 @@ def main() -> None:
         "denoiser_bytes": weights, "one_worker": asdict(one), "two_workers": asdict(two),
         "second_worker_adds_bytes": two.pss_bytes - one.pss_bytes,
         "pss_of_two_over_one": round(two.pss_bytes / one.pss_bytes, 3),
-        "python": platform.python_version(), "machine": platform.machine(),
+        **MEASURED_ON,
     }
-    RECORD.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(record, indent=2))
+    write_record("shared_weights", record, show=True)
 
 
 if __name__ == "__main__":

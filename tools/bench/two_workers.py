@@ -9,10 +9,8 @@ results/benchmarks/two_workers.json. Ratios of one run on one machine; seconds a
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -25,13 +23,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
+from _frame import MEASURED_ON, ONE_THREAD, parser_for, write_record
+from killing import workers_of
 
-from killing import workers_of  # noqa: E402 the tests' own modules are found by the path above
-
-RECORD = ROOT / "results" / "benchmarks" / "two_workers.json"
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+ENVIRONMENT = os.environ | ONE_THREAD
 
 
 @dataclass
@@ -98,7 +93,7 @@ def write_manifest(path: Path, jobs: int, size: int, steps: int = 4) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_for(__doc__)
     parser.add_argument("--jobs", type=int, default=300)
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--size", type=int, default=64)
@@ -123,11 +118,9 @@ def main() -> None:
         "one_worker_over_two": round(one.seconds / two.seconds, 2),
         "one_worker_over_two_first_to_last_output": round(one.rendering / two.rendering, 2),
         "with_kills_over_without": round(killed.seconds / two.seconds, 2),
-        "load_average_at_end": round(os.getloadavg()[0], 1), "cores": os.cpu_count(), "python": platform.python_version(),
-        "machine": platform.machine(),
+        "load_average_at_end": round(os.getloadavg()[0], 1), "cores": os.cpu_count(), **MEASURED_ON,
     }
-    RECORD.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(record, indent=2))
+    write_record("two_workers", record, show=True)
 
 
 if __name__ == "__main__":
