@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from batchgen.jobs import Job
 from batchgen.journalfile import patiently, sqlite_errors
+from batchgen.outputs.names import name_key
 
 STATES = ("pending", "running", "done", "failed", "filtered", "vanished")
 _CHUNK = 500
@@ -125,9 +126,9 @@ class JournalReader:
         yield from (Known(*row) for row in self._stream(sql, (state,)))
 
     def finished(self) -> Iterator[Known]:
-        """As `known("done")`, with those that the last run's limit left out: what was rendered of the manifest."""
-        sql = "SELECT key, state, output, size_bytes, sha256, written_at FROM jobs WHERE state = 'done' AND gone != 1 ORDER BY idx, k"
-        yield from (Known(*row) for row in self._stream(sql, ()))
+        """As `known("done")`, then those that the last run's limit left out: what was rendered of the manifest. May be read slowly."""
+        names = ("key", "state", "output", "size_bytes", "sha256", "written_at")
+        yield from (Known(*(row[name] for name in names)) for row in self._pages("state = 'done' AND gone != 1"))
 
     def left_behind(self) -> Iterator[str]:
         """Paths below outputs/ that belong to rows no longer in the manifest: of vanished jobs, and of outputs that a new journal found
@@ -136,6 +137,11 @@ class JournalReader:
             "SELECT output FROM jobs WHERE gone = 1 AND state NOT IN ('failed', 'filtered') "
             "UNION SELECT output FROM found WHERE key NOT IN (SELECT key FROM jobs)", (),
         ))
+
+    def state_under(self, output: str) -> str | None:
+        """The state of the manifest's job whose output has this path, as file systems compare names; None where none has."""
+        rows = self._all("SELECT state FROM jobs WHERE name_key = ? AND gone != 1", (name_key(output),))
+        return rows[0][0] if rows else None
 
     def job(self, key: str) -> Job:
         """Raises KeyError."""
@@ -156,7 +162,7 @@ class JournalReader:
 
         A manifest column named like one of ours comes as `manifest_NAME`.
         """
-        for row in self._pages():
+        for row in self._pages("gone != 2"):
             job = Job.from_json(row["job"])
             fields: dict[str, Any] = {name: value for name, value in asdict(job).items() if name != "extra"}
             fields["snapped"] = ", ".join(f"{field} {asked}" for field, asked in job.snapped)  # what was asked for
@@ -180,12 +186,12 @@ class JournalReader:
                 return
             yield from chunk
 
-    def _pages(self) -> Iterator[sqlite3.Row]:
-        """All rows, page by page: a reader that takes its time must not hold a lock that the run's writer waits for."""
+    def _pages(self, which: str) -> Iterator[sqlite3.Row]:
+        """Rows of a condition, page by page: a reader that takes its time must not hold a lock that the run's writer waits for."""
         last: tuple[object, ...] = (-1, -1, -1, "")
         while True:
             rows = self._all(
-                f"SELECT * FROM jobs WHERE (gone, idx, k, key) > (?, ?, ?, ?) AND gone != 2 ORDER BY gone, idx, k, key LIMIT {_CHUNK}",  # noqa: S608
+                f"SELECT * FROM jobs WHERE (gone, idx, k, key) > (?, ?, ?, ?) AND {which} ORDER BY gone, idx, k, key LIMIT {_CHUNK}",  # noqa: S608
                 last,
             )
             if not rows:

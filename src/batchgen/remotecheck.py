@@ -17,7 +17,7 @@ from batchgen.outputs.store import Store
 from batchgen.outputs.whole import judge
 from batchgen.reconcile import RECENT_SECONDS, Reconciled, adoption, clear
 from batchgen.runfolder import RunFolder
-from batchgen.verify import Finding, Tally
+from batchgen.verify import Finding, Tally, going_on, unowned
 
 _SHOWN = 10
 
@@ -102,8 +102,9 @@ def _check_pending(journal: Journal, delivery: Delivery, there: dict[str, int], 
     found.adopted = sorted({*found.adopted, *(event.path for event in adopted)})
 
 
-def verify_remote(store: Store, journal: Journal, tally: Tally) -> Iterator[Finding]:
-    """As `verify`, of outputs in a store: each is read. Raises StoreError."""
+def verify_remote(folder: RunFolder, store: Store, journal: Journal, tally: Tally) -> Iterator[Finding]:
+    """As `verify`, of outputs in a store, `folder` holding the run's state: each is read. Raises StoreError."""
+    tally.going_on = going_on(folder)
     there = store.sizes(OUTPUTS)
     owned: set[str] = set()
     for row in journal.finished():
@@ -124,5 +125,5 @@ def verify_remote(store: Store, journal: Journal, tally: Tally) -> Iterator[Find
     for name in sorted(there):
         if name_key(name) in gone:
             tally.vanished += 1
-        elif name_key(name) not in owned:
-            yield Finding("stranger", name, "no done job of this run owns it")
+        elif name_key(name) not in owned and (finding := unowned(name, journal, tally)) is not None:
+            yield finding

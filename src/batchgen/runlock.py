@@ -110,6 +110,12 @@ def is_alive(path: Path, holder: Holder) -> bool:
     return age is not None and age < STALE_SECONDS
 
 
+def live_holder(path: Path) -> Holder | None:
+    """Who holds the folder of this lock now; None where no run goes on in it."""
+    holder = read_holder(path)
+    return holder if holder is not None and is_alive(path, holder) else None
+
+
 def heartbeat_age(path: Path) -> float | None:
     """Seconds since the holder last touched the lock, by the file system's own clock where a file can be made; None if it is gone."""
     probe = path.with_name(f".batchgen-{secrets.token_hex(8)}.tmp")

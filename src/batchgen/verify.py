@@ -15,6 +15,7 @@ from batchgen.journal import Journal
 from batchgen.outputs.files import is_temp, measure, size_of
 from batchgen.outputs.names import name_key
 from batchgen.runfolder import RunFolder
+from batchgen.runlock import live_holder
 
 Wrong = Literal["missing", "changed", "unreadable", "stranger"]
 
@@ -35,15 +36,18 @@ class Tally:
     checked: int = 0
     size_bytes: int = 0
     vanished: int = 0  # files of rows that the manifest no longer has: kept, and not compared
+    going_on: str | None = None  # the run that writes into the folder meanwhile
+    in_hand: int = 0  # its files that the journal did not tell of when the comparing began
 
 
 def verify(folder: RunFolder, journal: Journal, tally: Tally | None = None) -> Iterator[Finding]:
     """Every done job's file by size and hash, then the files that no job owns. Streams; memory grows with names alone.
 
-    Files of rows that went from the manifest are no findings: `tally` counts them.
+    Files of rows that went from the manifest are no findings, nor is what a run that goes on is writing: `tally` counts them.
     A clip kept as a folder of frames counts as one output.
     """
     tally = tally if tally is not None else Tally()
+    tally.going_on = going_on(folder)
     owned: set[str] = set()
     for row in journal.finished():
         tally.checked += 1
@@ -55,7 +59,25 @@ def verify(folder: RunFolder, journal: Journal, tally: Tally | None = None) -> I
         else:
             tally.size_bytes += row.size_bytes or 0
     gone = {name_key(output) for output in journal.left_behind()} - owned
-    yield from _strangers(folder.outputs, owned, gone, tally)
+    tally.going_on = tally.going_on or going_on(folder)  # it may have begun since
+    yield from _strangers(folder.outputs, owned, gone, journal, tally)
+
+
+def going_on(folder: RunFolder) -> str | None:
+    """The process of the run that goes on in the folder, in words; None where none does."""
+    holder = live_holder(folder.lock_path)
+    return holder.text if holder is not None else None
+
+
+def unowned(path: str, journal: Journal, tally: Tally) -> Finding | None:
+    """The finding for what no done job owned when the comparing began. None, and counted, where it is the work of a run that goes on:
+    such a run writes under a temporary name first, then under the job's, and tells the journal last.
+    """
+    temporary = is_temp(path.rpartition("/")[2])
+    if tally.going_on is not None and (temporary or journal.state_under(path) in ("pending", "running", "done")):
+        tally.in_hand += 1
+        return None
+    return Finding("stranger", path, "left behind by a run that was killed" if temporary else "no done job of this run owns it")
 
 
 def _compare(path: Path, output: str, size_bytes: int | None, sha256: str | None) -> Finding | None:
@@ -73,15 +95,16 @@ def _compare(path: Path, output: str, size_bytes: int | None, sha256: str | None
     return None
 
 
-def _strangers(outputs: Path, owned: set[str], gone: set[str], tally: Tally) -> Iterator[Finding]:
+def _strangers(outputs: Path, owned: set[str], gone: set[str], journal: Journal, tally: Tally) -> Iterator[Finding]:
     for root, folders, names in os.walk(outputs):
         inside = Path(root).relative_to(outputs)
         keys = {name: name_key((inside / name).as_posix()) for name in (*folders, *names)}
         tally.vanished += sum(key in gone for key in keys.values())
-        # a folder that is itself an output holds a clip's frames
-        folders[:] = sorted(name for name in folders if keys[name] not in owned and keys[name] not in gone)
-        for name in sorted(names):
-            path = (inside / name).as_posix()
+        # A folder that is itself an output, or becomes one, holds a clip's frames.
+        clips = [name for name in folders if is_temp(name) or journal.state_under((inside / name).as_posix()) is not None]
+        folders[:] = sorted(name for name in folders if name not in clips and keys[name] not in gone)
+        for name in sorted((*clips, *names)):
             if keys[name] not in owned and keys[name] not in gone:
-                text = "left behind by a run that was killed" if is_temp(name) else "no done job of this run owns it"
-                yield Finding("stranger", path, text)
+                finding = unowned((inside / name).as_posix(), journal, tally)
+                if finding is not None:
+                    yield finding

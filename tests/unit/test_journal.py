@@ -6,7 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -272,6 +272,23 @@ def test_rows_are_paged_without_loss(journal: Journal) -> None:
     journal.ingest(jobs)
     journal.ingest(jobs[5:])
     assert [row["id"] for row in journal.rows()] == [job.id for job in [*jobs[5:], *jobs[:5]]]
+
+
+@pytest.mark.parametrize("ask", [lambda reader: reader.finished(), lambda reader: reader.rows(), lambda reader: reader.raw_rows()],
+                         ids=["finished", "rows", "raw_rows"])
+def test_a_reader_that_takes_its_time_keeps_no_writer_waiting(
+    journal: Journal, ask: Callable[[Journal], Iterator[object]], monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("batchgen.journalreader._CHUNK", 2)
+    jobs = make_jobs(5)
+    journal.ingest(jobs)
+    journal.record([OutputDone(0, job.key, job.output, 1, "", 1, 0.0, "") for job in jobs])
+    journal._db.execute("PRAGMA busy_timeout = 0")
+    with Journal.read(journal.path) as reader:
+        slowly = ask(reader)
+        next(slowly)
+        journal.record(MemorySample(0, "decode", 1, 0, 0))
+        assert len(list(slowly)) == 4
 
 
 def test_what_was_set_in_a_run_is_kept_for_the_next(tmp_path: Path) -> None:

@@ -100,6 +100,59 @@ def test_a_changed_manifest_raises_no_false_alarm(run, change, vanished, expecte
     assert (found(run, tally), tally.vanished) == (expected, vanished)
 
 
+def written(run, name):
+    path = run.outputs / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x")
+
+
+IN_HAND = [
+    ("a picture half written", [], lambda run: written(run, ".batchgen-7-ab.tmp"), "left behind by a run that was killed"),
+    ("a clip's frames half written", [], lambda run: [written(run, f".batchgen-7-ab.tmp/0000{number}.png") for number in range(3)],
+     "left behind by a run that was killed"),
+    ("an output placed and not told of yet", [(0, "pending")], lambda run: None, "no done job of this run owns it"),
+    ("an output of a job a worker has in hand", [(0, "running")], lambda run: None, "no done job of this run owns it"),
+    ("a clip of frames placed and not told of yet", [(1, "running")], clip_of_frames, "no done job of this run owns it"),
+]
+
+
+@pytest.mark.parametrize(("states", "change", "text"), [case[1:] for case in IN_HAND], ids=[case[0] for case in IN_HAND])
+def test_what_a_live_run_is_writing_is_counted_and_a_stranger_only_when_none_lives(run, states, change, text):
+    change(run)
+    with Journal.open(run.journal) as journal:
+        for number, state in states:
+            journal._db.execute("UPDATE jobs SET state = ? WHERE idx = ?", (state, number))
+    with Journal.read(run.journal) as journal:
+        with run.lock() as lock:
+            tally = Tally()
+            assert list(verify(run, journal, tally)) == []
+            assert (tally.in_hand, tally.going_on) == (1, lock.holder.text)
+        tally = Tally()
+        assert [(finding.wrong, finding.text) for finding in verify(run, journal, tally)] == [("stranger", text)]
+        assert (tally.in_hand, tally.going_on) == (0, None)
+
+
+def test_what_a_live_run_finishes_while_outputs_are_compared_is_no_stranger(run):
+    with Journal.open(run.journal) as journal:
+        journal._db.execute("UPDATE jobs SET state = 'running' WHERE idx = 0")
+    tally = Tally()
+    (run.outputs / "000001.png").unlink()
+    with run.lock(), Journal.read(run.journal) as reader:
+        comparing = verify(run, reader, tally)
+        assert next(comparing).wrong == "missing"
+        with Journal.open(run.journal) as journal:
+            journal._db.execute("UPDATE jobs SET state = 'done' WHERE idx = 0")
+        assert list(comparing) == []
+    assert (tally.checked, tally.in_hand) == (2, 1)
+
+
+def test_a_stranger_and_a_failed_jobs_file_are_found_beside_a_live_run_too(run):
+    for name in ("holiday.png", "000003.png"):
+        written(run, name)
+    with run.lock():
+        assert found(run) == [("stranger", "000003.png"), ("stranger", "holiday.png")]
+
+
 def test_outputs_of_vanished_rows_are_known_to_a_journal_begun_anew(run):
     journal_lost(run)
     tally = Tally()

@@ -22,7 +22,7 @@ from batchgen.verify import Tally, verify
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(folder: Path, as_json: bool) -> int:
     """Read every finished output of a run and compare it with the journal: missing, changed and unknown files. Changes nothing.
-    Files of rows that the manifest no longer has are counted, and are no fault.
+    Files of rows that the manifest no longer has are counted, and are no fault; so is what a run that goes on is writing.
 
     \b
     batchgen verify results/prompts-Qwen-Image
@@ -31,14 +31,20 @@ def command(folder: Path, as_json: bool) -> int:
     findings = []
     with Journal.read(run.journal) as journal:
         store = store_of(run)
-        for finding in verify(run, journal, tally) if store is None else verify_remote(store, journal, tally):
+        for finding in verify(run, journal, tally) if store is None else verify_remote(run, store, journal, tally):
             findings.append({"wrong": finding.wrong, "path": finding.path, "text": finding.text})
             if not as_json:
                 click.echo(f"{finding.wrong}: {printable(finding.path)}: {finding.text}")
     if as_json:
-        found = {"schema": 1, "checked": tally.checked, "bytes": tally.size_bytes, "vanished": tally.vanished, "findings": findings}
+        found = {
+            "schema": 1, "checked": tally.checked, "bytes": tally.size_bytes, "vanished": tally.vanished, "going_on": tally.going_on,
+            "in_hand": tally.in_hand, "findings": findings,
+        }
         click.echo(json.dumps(found, ensure_ascii=False))
     else:
+        if tally.going_on is not None:
+            written = f"; {counted(tally.in_hand, 'file')} that it is writing or has just written, not compared" if tally.in_hand else ""
+            click.echo(f"a run goes on here: {printable(tally.going_on)}{written}")
         if tally.vanished:
             click.echo(f"{counted(tally.vanished, 'file')} of rows no longer in the manifest, not compared")
         said = "nothing is wrong" if not findings else counted(len(findings), "finding")

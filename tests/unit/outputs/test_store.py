@@ -238,24 +238,36 @@ def test_a_foreign_object_under_a_planned_name_stops_the_run_before_it_begins(st
 def test_verify_reads_every_object(store: Store, folder: RunFolder, night: Any, tmp_path: Path) -> None:
     jobs, journal, _ = night
     tally = Tally()
-    assert list(verify_remote(store, journal, tally)) == []
+    assert list(verify_remote(folder, store, journal, tally)) == []
     assert tally.checked == 4
     data = bytearray((tmp_path / "copy").read_bytes()) if store.get(f"outputs/{jobs[0].output}", tmp_path / "copy") else bytearray()
     data[-30] ^= 1
     (tmp_path / "changed").write_bytes(data)
     store.put(f"outputs/{jobs[0].output}", tmp_path / "changed")
     store.put("outputs/stranger.png", tmp_path / "changed")
-    assert [(finding.wrong, finding.path) for finding in verify_remote(store, journal, Tally())] == [
+    assert [(finding.wrong, finding.path) for finding in verify_remote(folder, store, journal, Tally())] == [
         ("changed", jobs[0].output), ("stranger", "stranger.png"),
     ]
 
 
-def test_objects_of_rows_no_longer_in_the_manifest_are_no_strangers(store: Store, night: Any) -> None:
+def test_objects_of_rows_no_longer_in_the_manifest_are_no_strangers(store: Store, folder: RunFolder, night: Any) -> None:
     jobs, journal, _ = night
     journal.ingest([job for job in jobs if job is not jobs[0]])
     tally = Tally()
-    assert list(verify_remote(store, journal, tally)) == []
+    assert list(verify_remote(folder, store, journal, tally)) == []
     assert (tally.checked, tally.vanished) == (3, 1)
+
+
+def test_objects_that_a_live_run_puts_are_strangers_only_when_none_lives(store: Store, folder: RunFolder, night: Any, tmp_path: Path) -> None:
+    jobs, journal, _ = night
+    (tmp_path / "half").write_bytes(b"x")
+    for name in (jobs[4].output, ".batchgen-ab.tmp"):  # a pending job's, and one on its way
+        store.put(f"outputs/{name}", tmp_path / "half")
+    with folder.lock() as lock:
+        tally = Tally()
+        assert list(verify_remote(folder, store, journal, tally)) == []
+        assert (tally.in_hand, tally.going_on) == (2, lock.holder.text)
+    assert [finding.wrong for finding in verify_remote(folder, store, journal, Tally())] == ["stranger"] * 2
 
 
 def test_a_lost_state_folder_is_taken_up_from_the_last_checkpoint(store: Store, folder: RunFolder, night: Any, tmp_path: Path) -> None:
