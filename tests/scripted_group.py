@@ -33,6 +33,13 @@ class GroupEngine(ScriptedEngine):
             print(settings.device, settings.group.devices, settings.group.cfg_parallel, file=told)
 
     def _misbehave(self, act: str, job: Job) -> bool:
+        """Not before the first rank, which tells what is in flight, has come so far: else an earlier job would be suspected."""
+        assert self.settings.group is not None
+        come = Path(f"{self.settings.group.store}-{job.key}")
+        if self.rank == 0:
+            come.touch()
+        while self.mine and not come.exists():
+            time.sleep(0.01)
         if act == "others-lose-touch" and not self.mine:
             raise PeerGoneError("Connection closed by peer")
         return super()._misbehave("kill" if act == "others-lose-touch" else act, job) if self.mine else False
