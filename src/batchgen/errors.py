@@ -127,6 +127,22 @@ class RunLockedError(RunStoppedError):
         self.holder = holder
 
 
+class LeaseHeldError(RefusedError):
+    """Another run, perhaps of another machine, writes to the address. `holder` says who."""
+
+    def __init__(self, message: str, *, holder: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.holder = holder
+
+
+class LeaseLostError(RunStoppedError):
+    """Another run has taken the address over; what is done is kept. `holder` says who."""
+
+    def __init__(self, message: str, *, holder: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.holder = holder
+
+
 class WorkerLostError(RunStoppedError):
     """No worker lives and none can be started."""
 

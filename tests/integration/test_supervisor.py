@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from batchgen.errors import InterruptedRunError, ModelError, RefusedError, WorkerLostError
+from batchgen.errors import InterruptedRunError, LeaseLostError, ModelError, RefusedError, WorkerLostError
 from batchgen.events import Event, OutputDone, WorkerDied, WorkerReplaced
 from batchgen.execute import health
 from batchgen.execute.process import WorkerProcess, prewarm
@@ -509,3 +509,25 @@ def test_a_worker_that_cannot_be_started_is_said_so(monkeypatch: pytest.MonkeyPa
 
 def test_interruptions_bear_the_signals_exit_codes() -> None:
     assert {name: InterruptedRunError(name, "").exit_code for name in SIGNALS} == SIGNALS
+
+
+def test_a_run_whose_place_is_taken_finishes_its_batch_begins_no_more_and_says_why(bench: Bench) -> None:
+    said: list[str] = []
+    reason = LeaseLostError("the place was taken over by another", holder="another")
+
+    def withdrawn() -> LeaseLostError | None:
+        return reason if any(isinstance(event, OutputDone) for event in bench.events) else None
+
+    with pytest.raises(LeaseLostError) as raised:
+        bench.run(8, window=8, script={"seconds": 0.3}, withdrawn=withdrawn, say=said.append)
+    assert raised.value is reason
+    states = list(bench.states.values())
+    assert states.count("done") in (1, 2, 3), states  # what was in flight when it was noticed
+    assert set(states) == {"done", "pending"}
+    assert bench.renders == [f"job{number}" for number in range(states.count("done"))], "begun in vain"
+    assert said.count(reason.message) == 1
+    assert (collect(bench.folder)["stopped_by"], collect(bench.folder)["stopped_because"]) == ("LeaseLostError", reason.message)
+    # nothing is lost: the next run renders the rest
+    bench.run(8)
+    assert set(bench.states.values()) == {"done"}
+    assert len(bench.renders) == 8

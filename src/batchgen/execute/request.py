@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from batchgen import errors
+from batchgen.errors import BatchgenError
 from batchgen.execute.launch import Launcher
 from batchgen.execute.process import WorkerProcess
 from batchgen.execute.settings import ENGINE, EngineSettings
@@ -43,6 +44,7 @@ class RunRequest:
     prewarmed: tuple[WorkerProcess, ...] = ()
     launcher: Launcher | None = None  # where workers come from; None: processes of this machine
     delivery: Delivery | None = None  # where outputs go to a store
+    withdrawn: Callable[[], BatchgenError | None] | None = None  # why no more work may be begun, once that is so
     say: Callable[[str], None] | None = None  # hears what the disk's look brought up, before the first window
 
 

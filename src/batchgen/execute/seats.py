@@ -46,10 +46,13 @@ class Seat:
         return list(self.flight.values())[-1].stage, tuple(sorted(keys & self.held))
 
 
+_OTHERS = (errors.ManifestError, errors.RunLockedError, errors.LeaseHeldError, errors.LeaseLostError)  # no worker raises them
+
+
 def stopping_error(event: WorkerStopped) -> BatchgenError:
     """What a worker's engine could not go on with, as the run's own error."""
     kind = getattr(errors, event.error or "", RunStoppedError)
-    known = isinstance(kind, type) and issubclass(kind, BatchgenError) and kind not in (errors.ManifestError, errors.RunLockedError)
+    known = isinstance(kind, type) and issubclass(kind, BatchgenError) and kind not in _OTHERS
     made = kind if known else RunStoppedError
     found: BatchgenError = made(event.fatal or "", hint=event.hint)
     return found

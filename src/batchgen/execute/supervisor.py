@@ -93,6 +93,7 @@ class Supervisor:
         self._health = Health()
         self._stopped_by: str | None = None
         self._error: BatchgenError | None = None
+        self._withdrawn: BatchgenError | None = None
         self._deaths = self._replaced = self._rendered = 0
         self._memory: list[WorkerMemory] = []
         self._slowest = 0.0  # seconds of the longest batch
@@ -201,6 +202,8 @@ class Supervisor:
             self.journal.end_run(self._stopped_by if self._error is None else _kept(self._error))
         except BatchgenError as error:
             self._error = self._error or error
+        if self._error is None and self._withdrawn is not None and self.journal.pending():
+            self._error = self._withdrawn
         if self._error is None and signals.received and (left := self.journal.counts()["pending"]):
             self._error = InterruptedRunError(
                 signals.received[0],
@@ -218,6 +221,8 @@ class Supervisor:
             return
         if self._stopped_by is None and (reason := signals.received[0] if signals.received else self._clock.ended_by()):
             self._stop(reason)
+        if self._stopped_by is None and (withdrawn := self.request.withdrawn() if self.request.withdrawn is not None else None) is not None:
+            self._withdraw(withdrawn)
         if self._launcher.grows:
             self._grow()
         heard = [(seat, seat.process, *seat.process.received()) for seat in self._seats if seat.open]
@@ -350,6 +355,13 @@ class Supervisor:
             else:
                 seat.process.send(StopAfterBatch())
                 self._note(seat, "stopping")
+
+    def _withdraw(self, error: BatchgenError) -> None:
+        """Others do what is left: batches in flight are finished, and the run ends with the error if anything is."""
+        self._withdrawn = error
+        if self.request.say is not None:
+            self.request.say(error.message)
+        self._stop(_kept(error))
 
     def _stop_now(self, reason: str) -> None:
         self._stopped_by = reason

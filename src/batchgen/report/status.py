@@ -22,6 +22,7 @@ _SHOWN_REASONS = 15
 _REFUSALS = frozenset({"RefusedError", "UsageError", "SettingsError", "ModelError", "ManifestError", "PlanRefusedError"})
 _ERRORS = {
     "DiskError": "the disk", "StoreError": "the store of the outputs", "WorkerLostError": "no worker left", "RunLockedError": "the lock",
+    "LeaseLostError": "another run at its address",
 }
 
 
