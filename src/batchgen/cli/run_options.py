@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from batchgen.cli.numbers import FiniteRange
+from batchgen.cli.parsed import parsed
 from batchgen.errors import UsageError
 from batchgen.shards import Shard
 from batchgen.units import parse_size
@@ -61,24 +62,6 @@ class RunOptions:
     verbose: bool = False
 
 
-def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    if value is None:
-        return None
-    try:
-        return parse_size(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), context, parameter) from None
-
-
-def _shard(context: click.Context, parameter: click.Parameter, value: str | None) -> Shard | None:
-    if value is None:
-        return None
-    try:
-        return Shard.parse(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), context, parameter) from None
-
-
 def _time_of_day(context: click.Context, parameter: click.Parameter, value: str | None) -> datetime.time | None:
     if value is None:
         return None
@@ -101,7 +84,8 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option("--new", is_flag=True, help="Start beside a folder that holds another run."),
     click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N rows."),
     click.option(
-        "--shard", metavar="I/N", callback=_shard, help="Only the Ith of N shares of the jobs, for job arrays; see `batchgen merge`.",
+        "--shard", metavar="I/N", callback=parsed(Shard.parse),
+        help="Only the Ith of N shares of the jobs, for job arrays; see `batchgen merge`.",
     ),
     click.option(
         "--device", "--devices", "devices", multiple=True, metavar="LIST", callback=_devices,
@@ -125,8 +109,8 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option(
         "--job-timeout", type=FiniteRange(min=0, min_open=True), metavar="SECONDS", help="Set a batch aside that hangs this long.",
     ),
-    click.option("--reserve-vram", metavar="GB", callback=_size, help="Device memory left to others (GiB)."),
-    click.option("--host-memory", metavar="GB", callback=_size, help="Host memory to use at most (GiB)."),
+    click.option("--reserve-vram", metavar="GB", callback=parsed(parse_size), help="Device memory left to others (GiB)."),
+    click.option("--host-memory", metavar="GB", callback=parsed(parse_size), help="Host memory to use at most (GiB)."),
     click.option("--image-format", type=click.Choice(IMAGE_FORMATS), default="png", show_default=True, help="How pictures are written."),
     click.option("--image-quality", type=click.IntRange(1, 100), metavar="Q", help="Of JPEG, WebP and AVIF."),
     click.option("--png-compression", type=click.IntRange(0, 9), metavar="0-9", help="Of PNG; 0 is fastest."),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from batchgen.cli.numbers import FiniteFloat
+from batchgen.cli.parsed import parsed
 from batchgen.errors import UsageError
 from batchgen.inventory.loras import LoraFile, parse_loras
 from batchgen.jobs import ShapeKey
@@ -50,15 +51,6 @@ def _dimensions(context: click.Context, parameter: click.Parameter, value: str |
     return int(match[1]), int(match[2])
 
 
-def _memory(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    if value is None:
-        return None
-    try:
-        return parse_size(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), context, parameter) from None
-
-
 def workload_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options; the command gets them as `workload: WorkloadOptions`."""
 
@@ -81,8 +73,8 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option("--steps", metavar="N", type=click.IntRange(1), help="Denoising steps."),
     click.option("--guidance", metavar="G", type=FiniteFloat(), help="Guidance scale."),
     click.option("--jobs", metavar="N", type=click.IntRange(1), help="How many pictures or clips; default: the manifest's, else 100."),
-    click.option("--reserve-vram", metavar="GB", callback=_memory, help="Device memory to keep back (GiB)."),
-    click.option("--host-memory", metavar="GB", callback=_memory, help="Host memory to use at most (GiB)."),
+    click.option("--reserve-vram", metavar="GB", callback=parsed(parse_size), help="Device memory to keep back (GiB)."),
+    click.option("--host-memory", metavar="GB", callback=parsed(parse_size), help="Host memory to use at most (GiB)."),
     click.option(
         "--lora", metavar="NAME=FILE[:WEIGHT]", multiple=True, help="A LoRA (.safetensors): its weights need memory, too. Repeatable.",
     ),
