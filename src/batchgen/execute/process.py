@@ -74,13 +74,7 @@ class WorkerProcess:
 
     def received(self) -> tuple[list[Event], bool]:
         """All events that are there now, and whether the pipe has ended."""
-        events: list[Event] = []
-        try:
-            while self.pipe.poll():
-                events.append(self.pipe.recv())
-        except (EOFError, OSError):
-            return events, True
-        return events, False
+        return received(self.pipe)
 
     def ended(self) -> bool:
         return self._process.poll() is not None
@@ -152,3 +146,14 @@ class WorkerProcess:
 def prewarm(factory: str = ENGINE) -> WorkerProcess:
     """Starts a worker before anything is known, so that its imports run beside the manifest's check. `finish` it if the run is refused."""
     return WorkerProcess(factory)
+
+
+def received(pipe: Connection) -> tuple[list[Event], bool]:
+    """All events that are in a pipe now, and whether it has ended."""
+    events: list[Event] = []
+    try:
+        while pipe.poll():
+            events.append(pipe.recv())
+    except (EOFError, OSError):
+        return events, True
+    return events, False

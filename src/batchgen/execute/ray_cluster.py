@@ -32,6 +32,7 @@ from batchgen.errors import UsageError
 from batchgen.events import Event
 from batchgen.execute.launch import Message
 from batchgen.execute.place import Ending, ModelSource, Place
+from batchgen.execute.process import received
 from batchgen.execute.ray_address import refuse_dead, silent
 from batchgen.execute.settings import ENGINE, Shutdown
 from batchgen.inventory import device
@@ -226,13 +227,7 @@ class RayWorker:
         self._outbox.put(message)
 
     def received(self) -> tuple[list[Event], bool]:
-        events: list[Event] = []
-        try:
-            while self._ours.poll():
-                events.append(self._ours.recv())
-        except (EOFError, OSError):
-            return events, True
-        return events, False
+        return received(self._ours)
 
     def ended(self) -> bool:
         return self._over.is_set()
