@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -115,28 +115,33 @@ def reconcile(folder: RunFolder, journal: Journal, *, after_crash: bool, verify:
         journal.release()
         if after_crash:
             found.swept = sweep(folder.path)
-        _check_done(folder, journal, found, after_crash, verify)
+        check_done(
+            journal, found, after_crash=after_crash, verify=verify,
+            size_there=lambda output: size_of(folder.outputs / output), hash_there=lambda output: measure(folder.outputs / output)[1],
+        )
         _check_pending(folder, journal, found, overwrite)
     return found
 
 
-def _check_done(folder: RunFolder, journal: Journal, found: Reconciled, after_crash: bool, verify: bool) -> None:
+def check_done(
+    journal: Journal, found: Reconciled, *, size_there: Callable[[str], int | None], hash_there: Callable[[str], str | None],
+    after_crash: bool, verify: bool,
+) -> None:
+    """Holds done rows against what is there under their names; those that are not as they were are to be done again."""
     last = journal.last_written()
     recent = last - RECENT_SECONDS if after_crash and last is not None else float("inf")
     broken: list[Known] = []
     for row in journal.known("done"):
         found.checked += 1
-        path = folder.outputs / row.output
-        if size_of(path) != row.size_bytes:
+        if size_there(row.output) != row.size_bytes:
             broken.append(row)
         elif verify or (row.written_at or 0.0) >= recent:
             found.hashed += 1
-            if measure(path)[1] != row.sha256:
+            if hash_there(row.output) != row.sha256:
                 broken.append(row)
-    if not broken:
-        return
-    found.redone = [row.output for row in broken]
-    journal.redo(row.key for row in broken)
+    if broken:
+        found.redone = [row.output for row in broken]
+        journal.redo(row.key for row in broken)
 
 
 def _check_pending(folder: RunFolder, journal: Journal, found: Reconciled, overwrite: bool) -> None:

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 from batchgen.errors import RefusedError
 from batchgen.events import JobFailed, OutputDone
-from batchgen.journal import Journal, Known
+from batchgen.journal import Journal
 from batchgen.outputs.delivery import OUTPUTS, Delivery, remote_name
 from batchgen.outputs.files import disk_errors, sweep
 from batchgen.outputs.names import name_key
 from batchgen.outputs.store import Store
 from batchgen.outputs.whole import judge
-from batchgen.reconcile import RECENT_SECONDS, Reconciled, adoption, clear
+from batchgen.reconcile import Reconciled, adoption, check_done, clear
 from batchgen.runfolder import RunFolder
 from batchgen.verify import Finding, Tally, going_on, unowned
 
@@ -35,27 +35,13 @@ def reconcile_remote(
         if after_crash:
             found.swept = sweep(folder.path)
         there = delivery.store.sizes(OUTPUTS)
-        _check_done(journal, delivery.store, there, found, after_crash, verify)
+        check_done(
+            journal, found, after_crash=after_crash, verify=verify,
+            size_there=there.get, hash_there=lambda output: _hash(delivery.store, output),
+        )
         _send_staged(folder, journal, delivery, found)
         _check_pending(journal, delivery, there, found, overwrite)
     return found
-
-
-def _check_done(journal: Journal, store: Store, there: dict[str, int], found: Reconciled, after_crash: bool, verify: bool) -> None:
-    last = journal.last_written()
-    recent = last - RECENT_SECONDS if after_crash and last is not None else float("inf")
-    broken: list[Known] = []
-    for row in journal.known("done"):
-        found.checked += 1
-        if there.get(row.output) != row.size_bytes:
-            broken.append(row)
-        elif verify or (row.written_at or 0.0) >= recent:
-            found.hashed += 1
-            if _hash(store, row.output) != row.sha256:
-                broken.append(row)
-    if broken:
-        found.redone = [row.output for row in broken]
-        journal.redo(row.key for row in broken)
 
 
 def _hash(store: Store, output: str) -> str | None:
