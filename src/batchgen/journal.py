@@ -135,11 +135,12 @@ class Journal(JournalReader):
                         self._keep(db, job, row)
                         kept += 1
                         returned += row["gone"] == 1
-            gone = 1 if complete else 2
+            missed = "gone != 1" if complete else "gone = 0"  # what had vanished is not back because it was not looked for
             vanished = db.execute(
-                "UPDATE jobs SET gone = ? WHERE gone != ? AND key NOT IN (SELECT key FROM seen)", (gone, gone)
+                f"UPDATE jobs SET gone = ? WHERE {missed} AND key NOT IN (SELECT key FROM seen)", (1 if complete else 2,)  # noqa: S608
             ).rowcount
             db.execute("DELETE FROM seen")
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('complete', ?)", (str(int(complete)),))
             db.execute("INSERT OR REPLACE INTO meta VALUES ('mark', ?)", (mark or "",))
         return Ingested(added, kept, vanished if complete else 0, returned, recovered)
 

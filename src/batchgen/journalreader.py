@@ -133,10 +133,23 @@ class JournalReader:
     def left_behind(self) -> Iterator[str]:
         """Paths below outputs/ that belong to rows no longer in the manifest: of vanished jobs, and of outputs that a new journal found
         by their own metadata and no job took over. Not of those that failed: they have no file."""
-        yield from (row[0] for row in self._stream(
-            "SELECT output FROM jobs WHERE gone = 1 AND state NOT IN ('failed', 'filtered') "
-            "UNION SELECT output FROM found WHERE key NOT IN (SELECT key FROM jobs)", (),
-        ))
+        yield from (row[0] for row in self._stream("SELECT output FROM jobs WHERE gone = 1 AND state NOT IN ('failed', 'filtered')", ()))
+        if self._saw_all:
+            yield from self._never_taken_over()
+
+    def unlisted(self) -> Iterator[str]:
+        """Paths of outputs that a new journal found and no job took over, while a limit keeps it from knowing whether their rows remain."""
+        if not self._saw_all:
+            yield from self._never_taken_over()
+
+    def _never_taken_over(self) -> Iterator[str]:
+        yield from (row[0] for row in self._stream("SELECT output FROM found WHERE key NOT IN (SELECT key FROM jobs)", ()))
+
+    @property
+    def _saw_all(self) -> bool:
+        """Whether the last ingest read its manifest to the end."""
+        rows = self._all("SELECT value FROM meta WHERE name = 'complete'")
+        return not rows or rows[0][0] != "0"
 
     def state_under(self, output: str) -> str | None:
         """The state of the manifest's job whose output has this path, as file systems compare names; None where none has."""

@@ -17,7 +17,7 @@ from batchgen.outputs.store import Store
 from batchgen.outputs.whole import judge
 from batchgen.reconcile import Reconciled, adoption, check_done, clear
 from batchgen.runfolder import RunFolder
-from batchgen.verify import Finding, Tally, going_on, unowned
+from batchgen.verify import Aside, Finding, Tally, going_on, unowned
 
 _SHOWN = 10
 
@@ -107,9 +107,7 @@ def verify_remote(folder: RunFolder, store: Store, journal: Journal, tally: Tall
             yield Finding("changed", row.output, text)
         else:
             tally.size_bytes += row.size_bytes or 0
-    gone = {name_key(output) for output in journal.left_behind()} - owned
+    aside = Aside.of(journal, owned)
     for name in sorted(there):
-        if name_key(name) in gone:
-            tally.vanished += 1
-        elif name_key(name) not in owned and (finding := unowned(name, journal, tally)) is not None:
+        if name_key(name) not in owned and not aside.counts(name_key(name), tally) and (finding := unowned(name, journal, tally)) is not None:
             yield finding

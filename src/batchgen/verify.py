@@ -36,6 +36,7 @@ class Tally:
     checked: int = 0
     size_bytes: int = 0
     vanished: int = 0  # files of rows that the manifest no longer has: kept, and not compared
+    unlisted: int = 0  # files of rows beyond the last run's limit, or of none: a journal begun anew has not seen the whole manifest
     going_on: str | None = None  # the run that writes into the folder meanwhile
     in_hand: int = 0  # its files that the journal did not tell of when the comparing began
 
@@ -43,7 +44,7 @@ class Tally:
 def verify(folder: RunFolder, journal: Journal, tally: Tally | None = None) -> Iterator[Finding]:
     """Every done job's file by size and hash, then the files that no job owns. Streams; memory grows with names alone.
 
-    Files of rows that went from the manifest are no findings, nor is what a run that goes on is writing: `tally` counts them.
+    Files of rows that went from the manifest or that a limit left out are no findings, nor is what a run that goes on is writing: `tally` counts them.
     A clip kept as a folder of frames counts as one output.
     """
     tally = tally if tally is not None else Tally()
@@ -58,9 +59,28 @@ def verify(folder: RunFolder, journal: Journal, tally: Tally | None = None) -> I
             yield found
         else:
             tally.size_bytes += row.size_bytes or 0
-    gone = {name_key(output) for output in journal.left_behind()} - owned
+    aside = Aside.of(journal, owned)
     tally.going_on = tally.going_on or going_on(folder)  # it may have begun since
-    yield from _strangers(folder.outputs, owned, gone, journal, tally)
+    yield from _strangers(folder.outputs, owned, aside, journal, tally)
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """Names of outputs that belong to the run and are not compared."""
+
+    vanished: frozenset[str]
+    unlisted: frozenset[str]
+
+    @classmethod
+    def of(cls, journal: Journal, owned: set[str]) -> Aside:
+        vanished, unlisted = (frozenset(map(name_key, names)) - owned for names in (journal.left_behind(), journal.unlisted()))
+        return cls(vanished, unlisted - vanished)
+
+    def counts(self, key: str, tally: Tally) -> bool:
+        """Whether the name is one of them; then it is counted."""
+        tally.vanished += key in self.vanished
+        tally.unlisted += key in self.unlisted
+        return key in self.vanished or key in self.unlisted
 
 
 def going_on(folder: RunFolder) -> str | None:
@@ -95,16 +115,15 @@ def _compare(path: Path, output: str, size_bytes: int | None, sha256: str | None
     return None
 
 
-def _strangers(outputs: Path, owned: set[str], gone: set[str], journal: Journal, tally: Tally) -> Iterator[Finding]:
+def _strangers(outputs: Path, owned: set[str], aside: Aside, journal: Journal, tally: Tally) -> Iterator[Finding]:
     for root, folders, names in os.walk(outputs):
         inside = Path(root).relative_to(outputs)
-        keys = {name: name_key((inside / name).as_posix()) for name in (*folders, *names)}
-        tally.vanished += sum(key in gone for key in keys.values())
+        paths = {name: (inside / name).as_posix() for name in (*folders, *names)}
+        known = {name for name, path in paths.items() if aside.counts(name_key(path), tally) or name_key(path) in owned}
         # A folder that is itself an output, or becomes one, holds a clip's frames.
-        clips = [name for name in folders if is_temp(name) or journal.state_under((inside / name).as_posix()) is not None]
-        folders[:] = sorted(name for name in folders if name not in clips and keys[name] not in gone)
-        for name in sorted((*clips, *names)):
-            if keys[name] not in owned and keys[name] not in gone:
-                finding = unowned((inside / name).as_posix(), journal, tally)
-                if finding is not None:
-                    yield finding
+        clips = {name for name in folders if name in known or is_temp(name) or journal.state_under(paths[name]) is not None}
+        folders[:] = sorted(set(folders) - clips)
+        for name in sorted(clips.union(names) - known):
+            finding = unowned(paths[name], journal, tally)
+            if finding is not None:
+                yield finding

@@ -125,6 +125,18 @@ def test_a_limited_run_forgets_nothing(journal: Journal) -> None:
     assert sum(journal.counts().values()) == 4
 
 
+def test_a_limited_run_takes_no_vanished_job_for_one_that_it_left_out(journal: Journal) -> None:
+    jobs = make_jobs(4)
+    journal.ingest(jobs)
+    journal.record([done(job) for job in jobs])
+    journal.ingest(jobs[:3])
+    journal.ingest(jobs[:1], complete=False)
+    assert list(journal.left_behind()) == [jobs[3].output]
+    assert [row.key for row in journal.finished()] == [job.key for job in jobs[:3]]
+    assert journal.ingest(jobs[:1]) == Ingested(0, 1, 2), "those that the limit had left out have gone now"
+    assert journal.counts()["vanished"] == 3
+
+
 def never() -> Iterator[Job]:
     raise AssertionError("the manifest was read again")
     yield

@@ -67,14 +67,14 @@ def clip_of_frames(run):
         (run.outputs / "clip" / f"{number:05d}.png").write_bytes(b"x")
 
 
-def journal_lost(run):
-    """The journal is begun anew with the rows that the manifest still has."""
+def journal_lost(run, *, complete=True):
+    """The journal is begun anew with the first row, all that the manifest has or all that a limit lets through."""
     run.journal.unlink()
     journal, recovered = open_journal(run)
     with journal:
         assert recovered == 0  # the kit's pictures name no job: they are found as a run's are
         journal.set_found([(f"{number:032x}", f"{number:06d}.png", None) for number in range(3)])
-        journal.ingest([job(0, "a")])
+        journal.ingest([job(0, "a")], complete=complete)
         journal._db.execute("UPDATE jobs SET state = 'done'")
 
 
@@ -153,8 +153,9 @@ def test_a_stranger_and_a_failed_jobs_file_are_found_beside_a_live_run_too(run):
         assert found(run) == [("stranger", "000003.png"), ("stranger", "holiday.png")]
 
 
-def test_outputs_of_vanished_rows_are_known_to_a_journal_begun_anew(run):
-    journal_lost(run)
+@pytest.mark.parametrize(("complete", "vanished", "unlisted"), [(True, 2, 0), (False, 0, 2)])
+def test_outputs_that_a_journal_begun_anew_found_have_vanished_only_if_it_saw_the_whole_manifest(run, complete, vanished, unlisted):
+    journal_lost(run, complete=complete)
     tally = Tally()
     assert [wrong for wrong in found(run, tally) if wrong[0] == "stranger"] == []
-    assert tally.vanished == 2
+    assert (tally.vanished, tally.unlisted) == (vanished, unlisted)

@@ -37,8 +37,8 @@ def command(folder: Path, as_json: bool) -> int:
                 click.echo(f"{finding.wrong}: {printable(finding.path)}: {finding.text}")
     if as_json:
         found = {
-            "schema": 1, "checked": tally.checked, "bytes": tally.size_bytes, "vanished": tally.vanished, "going_on": tally.going_on,
-            "in_hand": tally.in_hand, "findings": findings,
+            "schema": 1, "checked": tally.checked, "bytes": tally.size_bytes, "vanished": tally.vanished, "unlisted": tally.unlisted,
+            "going_on": tally.going_on, "in_hand": tally.in_hand, "findings": findings,
         }
         click.echo(json.dumps(found, ensure_ascii=False))
     else:
@@ -47,6 +47,8 @@ def command(folder: Path, as_json: bool) -> int:
             click.echo(f"a run goes on here: {printable(tally.going_on)}{written}")
         if tally.vanished:
             click.echo(f"{counted(tally.vanished, 'file')} of rows no longer in the manifest, not compared")
+        if tally.unlisted:
+            click.echo(f"{counted(tally.unlisted, 'file')} of rows that --limit left out or that are no longer in the manifest, not compared")
         said = "nothing is wrong" if not findings else counted(len(findings), "finding")
         click.echo(f"{counted(tally.checked, 'output')} checked, {size_text(tally.size_bytes)} as the journal says, {said}")
         if any(finding["wrong"] != "stranger" for finding in findings):
