@@ -24,7 +24,7 @@ from batchgen.outputs.files import atomic_write, disk_errors, make_folders, meas
 from batchgen.outputs.names import name_key, unique
 from batchgen.outputs.store import Store
 from batchgen.runfolder import RunFolder, pixel_diff
-from batchgen.runlock import is_alive, read_holder
+from batchgen.runlock import live_holder
 from batchgen.shards import Shard
 from batchgen.units import counted
 
@@ -109,8 +109,8 @@ def _part(path: Path) -> Part:
     record = folder.read_run()
     if record is None or not isinstance(record.get("shard"), str):
         raise RefusedError(f"{path} is no shard: it was not begun with --shard", hint="Only shards of one run can be joined.")
-    holder = read_holder(folder.lock_path)
-    if holder is not None and is_alive(folder.lock_path, holder):
+    holder = live_holder(folder.lock_path)
+    if holder is not None:
         raise RefusedError(f"{path} is at work: {holder.text}", hint="Wait until the run has ended or stop it; it resumes.")
     return Part(folder, record, Shard.parse(record["shard"]))
 
@@ -246,11 +246,12 @@ class _MergeJournal(Journal):
         return bool(self._all("SELECT 1 FROM jobs WHERE name_key = ? AND key != ? LIMIT 1", (name_key(candidate), key)))
 
     def absorb_runs(self, parts: Sequence[Part]) -> None:
-        """The shards' runs with what was measured in them, oldest first, and the rows of the manifest that became no job.
+        """The shards' runs with what was measured in them, and the rows of the manifest that became no job.
 
-        Those of an earlier merge go first, so that merging again doubles nothing; the target's own runs stay.
+        Those that an earlier merge brought from the same shards are replaced, so that merging again doubles nothing. Others' and the
+        target's own stay, and all get numbers in the order of their beginnings: the last one is what `status` tells of.
         """
-        runs: list[tuple[dict[str, Any], Part]] = []
+        runs: list[tuple[dict[str, Any], Part | None]] = []
         skipped: dict[tuple[object, ...], None] = {}
         for part in parts:
             with Journal.read(part.folder.journal) as source:
@@ -258,21 +259,39 @@ class _MergeJournal(Journal):
                 skipped.update(dict.fromkeys(source.skipped()))
         with self._writing() as db:
             known = db.execute("SELECT value FROM meta WHERE name = 'merged runs'").fetchone()
-            for old in json.loads(known[0]) if known else []:
-                db.execute("DELETE FROM runs WHERE id = ?", (old,))
-                for table in _OF_RUNS:
-                    db.execute(f"DELETE FROM {table} WHERE run = ?", (old,))  # noqa: S608 our own names
-            given = [self._absorb_run(db, run, part) for run, part in sorted(runs, key=lambda item: float(item[0]["started"]))]
+            given: dict[str, list[int]] = json.loads(known[0]) if known else {}
+            for part in parts:
+                for old in given.pop(str(part.shard), []):
+                    db.execute("DELETE FROM runs WHERE id = ?", (old,))
+                    for table in _OF_RUNS:
+                        db.execute(f"DELETE FROM {table} WHERE run = ?", (old,))  # noqa: S608 our own names
+            brought = {old: shard for shard, numbers in given.items() for old in numbers}
+            given = {}
+            runs += [(run, None) for run in self.runs()]
+            for run, origin in sorted(runs, key=lambda item: float(item[0]["started"])):
+                number = self._renumbered(db, run) if origin is None else self._absorb_run(db, run, origin)
+                shard = brought.get(run["id"]) if origin is None else str(origin.shard)
+                if shard is not None:
+                    given.setdefault(shard, []).append(number)
             db.execute("INSERT OR REPLACE INTO meta VALUES ('merged runs', ?)", (json.dumps(given),))
             db.execute("DELETE FROM skipped")
             db.executemany("INSERT INTO skipped VALUES (?, ?, ?)", list(skipped))
 
-    def _absorb_run(self, db: sqlite3.Connection, run: dict[str, Any], part: Part) -> int:
-        old = run.pop("id")
-        names = [name for name in self._columns("runs") if name in run]
+    def _insert_run(self, db: sqlite3.Connection, run: Mapping[str, Any]) -> int:
+        names = [name for name in self._columns("runs") if name in run and name != "id"]
         marks = ",".join("?" * len(names))
         made = db.execute(f"INSERT INTO runs ({', '.join(names)}) VALUES ({marks})", [run[name] for name in names])  # noqa: S608 our own names
-        new = int(made.lastrowid or 0)
+        return int(made.lastrowid or 0)
+
+    def _renumbered(self, db: sqlite3.Connection, run: Mapping[str, Any]) -> int:
+        new = self._insert_run(db, run)
+        for table in _OF_RUNS:
+            db.execute(f"UPDATE {table} SET run = ? WHERE run = ?", (new, run["id"]))  # noqa: S608 our own names
+        db.execute("DELETE FROM runs WHERE id = ?", (run["id"],))
+        return new
+
+    def _absorb_run(self, db: sqlite3.Connection, run: dict[str, Any], part: Part) -> int:
+        old, new = run["id"], self._insert_run(db, run)
         with Journal.read(part.folder.journal) as source:
             for table in _OF_RUNS:
                 columns = self._columns(table)

@@ -109,5 +109,8 @@ def verify_remote(folder: RunFolder, store: Store, journal: Journal, tally: Tall
             tally.size_bytes += row.size_bytes or 0
     aside = Aside.of(journal, owned)
     for name in sorted(there):
-        if name_key(name) not in owned and not aside.counts(name_key(name), tally) and (finding := unowned(name, journal, tally)) is not None:
+        if name_key(name) in owned or aside.counts(name_key(name), tally):
+            continue
+        finding = unowned(name, journal, tally)
+        if finding is not None:
             yield finding

@@ -44,8 +44,8 @@ class Tally:
 def verify(folder: RunFolder, journal: Journal, tally: Tally | None = None) -> Iterator[Finding]:
     """Every done job's file by size and hash, then the files that no job owns. Streams; memory grows with names alone.
 
-    Files of rows that went from the manifest or that a limit left out are no findings, nor is what a run that goes on is writing: `tally` counts them.
-    A clip kept as a folder of frames counts as one output.
+    Files of rows that went from the manifest or that a limit left out are no findings, nor is what a run that goes on is writing: `tally`
+    counts them. A clip kept as a folder of frames counts as one output.
     """
     tally = tally if tally is not None else Tally()
     tally.going_on = going_on(folder)

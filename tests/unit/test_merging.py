@@ -32,11 +32,13 @@ from batchgen.outputs.image import write_image
 from batchgen.outputs.metadata import RECORD, settings_for
 from batchgen.outputs.store import Store
 from batchgen.outputs.urls import Location
+from batchgen.report.measured import add_measured, read_measured
+from batchgen.report.summary import Summary
 from batchgen.runfolder import RunFolder
 from batchgen.shards import Shard
 from batchgen.verify import verify
 from scripted import picture
-from scripted_run import make_jobs
+from scripted_run import make_jobs, make_plan
 
 SHARDS = 3
 PIXELS = {"model": "r1", "steps": 4}
@@ -48,8 +50,9 @@ def done(folder: RunFolder, job: Job) -> OutputDone:
     return OutputDone(0, job.key, job.output, size, digest, 1, 0.1, settings[RECORD])
 
 
-def make_shard(path: Path, number: int, jobs: Sequence[Job], *, left: int = 0, failed: int = 0, **record: Any) -> RunFolder:
-    """A shard's folder as a run leaves it: of its jobs the last `left` are pending, the ones before them failed."""
+def make_shard(path: Path, number: int, jobs: Sequence[Job], *, left: int = 0, failed: int = 0, skipped: int = 1, **record: Any) -> RunFolder:
+    """A shard's folder as a run leaves it: of its jobs the last `left` are pending, the ones before them failed; `skipped` rows of the list had
+    faults."""
     folder = RunFolder(path)
     folder.prepare()
     shard = Shard(number, SHARDS)
@@ -58,7 +61,7 @@ def make_shard(path: Path, number: int, jobs: Sequence[Job], *, left: int = 0, f
     own = list(shard.of(jobs))
     with Journal.open(folder.journal) as journal:
         journal.ingest(own)
-        journal.set_skipped([(7, None, "no prompt")])
+        journal.set_skipped([(7, None, "no prompt")] * skipped)
         journal.begin_run()
         good = own[: len(own) - left - failed]
         journal.record([done(folder, job) for job in good])
@@ -137,6 +140,78 @@ def test_what_runs_measured_comes_over_once_however_often_it_is_merged(tmp_path:
         for table in ("memory", "work"):
             assert [len(list(journal.rows_of_run(table, run["id"]))) for run in runs] == [1] * SHARDS
         assert journal.skipped() == [(7, None, "no prompt")], "all shards read the same manifest"
+
+
+def run_of_the_whole(folder: RunFolder, seconds: float) -> None:
+    """A run of the joined folder, begun after those of the shards: a batch and a sample of memory."""
+    with Journal.open(folder.journal) as journal:
+        journal.begin_run()
+        journal.record(MemorySample(0, "decode", 2**31, 0, 0))
+        journal.record(StageBatchDone(0, 1, "denoise", "32x32", ("own",), 1, seconds))
+        journal.end_run("stop-at")
+
+
+def test_the_folders_own_runs_outlast_merging_again_in_the_order_of_time(tmp_path: Path) -> None:
+    paths = make_shards(tmp_path, make_jobs(9), left=1)
+    join(tmp_path / "all", paths)
+    run_of_the_whole(RunFolder(tmp_path / "all"), 7.0)
+    for _ in range(2):
+        join(tmp_path / "all", paths)
+        with Journal.read(tmp_path / "all/journal.sqlite") as journal:
+            runs = journal.runs()
+            assert [run["started"] for run in runs] == sorted(run["started"] for run in runs)
+            assert [run["stopped_by"] for run in runs] == [None] * SHARDS + ["stop-at"]
+            for table in ("memory", "work"):
+                assert [len(list(journal.rows_of_run(table, run["id"]))) for run in runs] == [1] * (SHARDS + 1)
+            (own,) = journal.rows_of_run("work", runs[-1]["id"])
+            assert own["seconds"] == 7.0
+
+
+def test_shards_merged_one_after_the_other_keep_what_their_runs_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = make_shards(tmp_path, make_jobs(9))
+    for number, path in enumerate(paths, 1):
+        measured(RunFolder(path), 10.0**number)
+    for named in ([0], [1], [2, 0], [2]):
+        assert run(["merge", *(str(paths[number]) for number in named), "-o", str(tmp_path / "all"), "--partial"]) == 3
+    capsys.readouterr()
+    folder = RunFolder(tmp_path / "all")
+    assert read_measured(folder)["stages"]["denoise"]["seconds"] == 1110.0
+    with Journal.read(folder.journal) as journal:
+        assert len(journal.runs()) == SHARDS
+        assert len(list(journal.work_rows())) == SHARDS
+
+
+def measured(folder: RunFolder, seconds: float) -> None:
+    """Adds a run with one batch to the folder's sums."""
+    summary = Summary()
+    summary.listen(StageBatchDone(0, 0, "denoise", "32x32", ("a",), 1, seconds))
+    add_measured(folder, make_plan(), summary)
+
+
+def test_the_folders_own_timings_outlast_merging_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths, target = make_shards(tmp_path, make_jobs(9), left=1), RunFolder(tmp_path / "all")
+    for number, path in enumerate(paths, 1):
+        measured(RunFolder(path), 10.0**number)
+        (path / "tables/timings.txt").write_text(f"timings of {number}\n")
+        (path / "tables/residency.txt").write_text("where all lives\n")
+    command = ["merge", *map(str, paths), "-o", str(target.path)]
+    assert run(command) == 3
+    for own in ("timings of the whole\n", "timings of the whole, later\n"):
+        measured(target, 7.0)
+        (target.tables / "timings.txt").write_text(own)
+        for _ in range(2):
+            assert run(command) == 3
+            shards = "\n".join(f"shard {number}/3 (s{number})\n\ntimings of {number}\n" for number in (1, 2, 3))
+            assert (target.tables / "timings.txt").read_text() == f"{shards}\nruns of the joined folder\n\n{own}"
+            assert (target.tables / "residency.txt").read_text() == "shards 1/3, 2/3, 3/3\n\nwhere all lives\n"
+    assert read_measured(target)["stages"]["denoise"]["seconds"] == 1110.0 + 2 * 7.0
+    capsys.readouterr()
+
+
+def test_the_last_line_counts_skipped_rows_and_they_are_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = make_shards(tmp_path, make_jobs(9))
+    assert run(["merge", *map(str, paths), "-o", str(tmp_path / "all")]) == 3
+    assert capsys.readouterr().out.splitlines()[0] == f"{tmp_path / 'all'}: 9 done; 1 invalid row skipped"
 
 
 def test_merging_again_takes_over_what_a_shard_has_done_since(tmp_path: Path) -> None:
@@ -246,7 +321,7 @@ def test_shards_that_are_not_there_are_known_until_merged_or_rendered(tmp_path: 
 
 
 def test_a_merge_that_lacks_a_shard_says_so_and_is_not_called_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = make_shards(tmp_path, make_jobs(6))
+    paths = make_shards(tmp_path, make_jobs(6), skipped=0)
     assert run(["merge", *map(str, paths[:2]), "--partial", "-o", str(tmp_path / "all")]) == 3
     assert "shard 3/3 is not there" in capsys.readouterr().err
     assert run(["merge", str(paths[2]), "--partial", "-o", str(tmp_path / "all")]) == 0

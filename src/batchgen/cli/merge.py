@@ -20,11 +20,13 @@ from batchgen.report.measured import add_up
 from batchgen.report.safe import printable
 from batchgen.runfolder import RunFolder
 from batchgen.shards import Shard
+from batchgen.units import counted
 
 _SHOWN = 10
+_OWN = "runs of the joined folder\n\n"
 
 
-@click.command(epilog="Exit codes: 0 joined, all jobs done; 2 refused; 3 joined, some jobs failed or are left, or shards are missing.")
+@click.command(epilog="Exit codes: 0 joined, all jobs done; 2 refused; 3 joined, some jobs failed or are left, or rows or shards are missing.")
 @click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=RunPath())
 @click.option("-o", "--output", required=True, metavar="DIR", help="The whole run's folder.")
 @click.option("--copy", is_flag=True, help="Copy outputs instead of linking them.")
@@ -49,16 +51,17 @@ def command(folders: tuple[Path, ...], output: str, copy: bool, partial: bool) -
         found = merge(target, parts, copy=copy, say=lambda line: click.echo(printable(line), err=True), store_of=store_of)
         with Journal.read(target.journal) as journal:
             write_jobs_table(target, journal)
-            counts = journal.counts()
+            counts, skipped = journal.counts(), len(journal.skipped())
         _join_tables(target, parts)
-        add_up(target, [part.folder for part in parts])
+        add_up(target, {str(part.shard): part.folder for part in parts})
         report = write_report(target)
     missing = not_there(target, parts)
     for line in (*found.lines, *missing_lines(missing)):
         click.echo(printable(line), err=True)
-    said = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    sys.stdout.write(f"{target.path}: {said or 'no jobs'}\n{report}\n")
-    return EXIT_SOME_FAILED if missing or any(counts[state] for state in ("pending", "failed", "filtered")) else EXIT_DONE
+    said = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "no jobs"
+    left_out = f"; {counted(skipped, 'invalid row')} skipped" if skipped else ""
+    sys.stdout.write(f"{target.path}: {said}{left_out}\n{report}\n")
+    return EXIT_SOME_FAILED if missing or skipped or any(counts[state] for state in ("pending", "failed", "filtered")) else EXIT_DONE
 
 
 def missing_lines(missing: Sequence[Shard]) -> list[str]:
@@ -68,13 +71,22 @@ def missing_lines(missing: Sequence[Shard]) -> list[str]:
 
 
 def _join_tables(target: RunFolder, parts: Sequence[Part]) -> None:
-    """The shards' printed tables one after the other; what all of them say alike is said once."""
+    """The shards' printed tables one after the other, then those of the target's own last run; what all shards say alike is said once.
+
+    A text joined before begins with "shard", which no run's does; it is made anew, and the target's own part taken over.
+    """
     for name in ("residency.txt", "timings.txt"):
         texts = [(part, text) for part in parts if (text := _text(part.folder.tables / name)) is not None]
         if not texts:
             continue
-        alike = len({text for _, text in texts}) == 1
-        joined = texts[0][1] if alike else "\n".join(f"shard {part.shard} ({part.folder.path.name})\n\n{text}" for part, text in texts)
+        if len({text for _, text in texts}) == 1:
+            joined = f"shards {', '.join(str(part.shard) for part, _ in texts)}\n\n{texts[0][1]}"
+        else:
+            joined = "\n".join(f"shard {part.shard} ({part.folder.path.name})\n\n{text}" for part, text in texts)
+        before = _text(target.tables / name) or ""
+        own = before.partition(f"\n{_OWN}")[2] if before.startswith("shard") else before
+        if own:
+            joined += f"\n{_OWN}{own}"
         atomic_write(target.tables / name, joined.encode("utf-8"), overwrite=True)
 
 

@@ -48,7 +48,8 @@ def command(folder: Path, as_json: bool) -> int:
         if tally.vanished:
             click.echo(f"{counted(tally.vanished, 'file')} of rows no longer in the manifest, not compared")
         if tally.unlisted:
-            click.echo(f"{counted(tally.unlisted, 'file')} of rows that --limit left out or that are no longer in the manifest, not compared")
+            files = counted(tally.unlisted, "file")
+            click.echo(f"{files} of rows that --limit left out or that are no longer in the manifest, not compared")
         said = "nothing is wrong" if not findings else counted(len(findings), "finding")
         click.echo(f"{counted(tally.checked, 'output')} checked, {size_text(tally.size_bytes)} as the journal says, {said}")
         if any(finding["wrong"] != "stranger" for finding in findings):

@@ -50,7 +50,7 @@ class ReportData:
 def collect(folder: RunFolder, journal: Journal) -> ReportData:
     """Reads everything but the jobs. Raises RunStoppedError for an unreadable run.json."""
     run = folder.read_run() or {}
-    axis = Axis(tuple(journal.run_spans()))
+    axis = Axis.over(journal.run_spans())
     counts = journal.counts()
     plan = run.get("plan")
     return ReportData(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -15,12 +15,14 @@ from batchgen.report.tables import predicted_per_job
 from batchgen.runfolder import RunFolder
 
 _NAME = "measured.json"
+# Of a merged folder, beside the sums of both: a merge that is repeated replaces the one and leaves the other.
+_MERGED, _OWN = "of_shards", "of_own_runs"
 # Highest of all runs instead of their sum.
 _PEAKS = frozenset({"largest_batch", "peak_bytes", "peak_device_bytes", "peak_host_bytes"})
 
 
 def read_measured(folder: RunFolder) -> dict[str, Any]:
-    """What earlier runs of the folder left; empty where there is nothing or it cannot be read."""
+    """What earlier runs of the folder left, its shards' included; empty where there is nothing or it cannot be read."""
     try:
         found = json.loads((folder.tables / _NAME).read_text("utf-8"))
     except (OSError, ValueError):
@@ -30,15 +32,37 @@ def read_measured(folder: RunFolder) -> dict[str, Any]:
 
 def add_measured(folder: RunFolder, plan: Plan, summary: Summary) -> None:
     """Adds one run's sums to the folder's. Raises DiskError."""
-    total = added(read_measured(folder), as_record(plan, summary))
-    atomic_write(folder.tables / _NAME, json.dumps(total, ensure_ascii=False, indent=1).encode(), overwrite=True)
+    before, run = read_measured(folder), as_record(plan, summary)
+    if _MERGED in before:
+        _write(folder, _with_shards(_part(before, _MERGED), added(_part(before, _OWN), run)))
+    else:
+        _write(folder, added(before, run))
 
 
-def add_up(folder: RunFolder, parts: Sequence[RunFolder]) -> None:
-    """Makes a folder's sums those of others together: of the shards that it was merged from. Raises DiskError."""
+def add_up(folder: RunFolder, parts: Mapping[str, RunFolder]) -> None:
+    """Makes a merged folder's sums those of its shards, by their names, and of its own runs. Shards merged before and not named now stay.
+
+    Raises DiskError.
+    """
+    before = read_measured(folder)
+    own = _part(before, _OWN) if _MERGED in before else before  # a killed merge left no sums: then a run's stand alone
+    shards = {**_part(before, _MERGED), **{name: read_measured(part) for name, part in parts.items()}}
+    _write(folder, _with_shards(shards, own))
+
+
+def _with_shards(shards: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     total: dict[str, Any] = {}
-    for part in parts:
-        total = added(total, read_measured(part))
+    for part in (*shards.values(), own):
+        total = added(total, part)
+    return {**total, _MERGED: dict(shards), _OWN: dict(own)}
+
+
+def _part(measured: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = measured.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _write(folder: RunFolder, total: Mapping[str, Any]) -> None:
     atomic_write(folder.tables / _NAME, json.dumps(total, ensure_ascii=False, indent=1).encode(), overwrite=True)
 
 

@@ -19,9 +19,20 @@ LOADING, MOVING = "loading weights", "moving weights"
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Runs as (beginning, end), epoch seconds, oldest first, put end to end."""
+    """Runs as (beginning, end), epoch seconds, oldest first, none beside another, put end to end."""
 
     runs: tuple[tuple[float, float], ...]
+
+    @classmethod
+    def over(cls, spans: Iterable[tuple[float, float]]) -> Axis:
+        """Of runs in any order: those that went on at one time, as shards do, are one stretch of it."""
+        found: list[tuple[float, float]] = []
+        for begin, end in sorted(spans):
+            if found and begin < found[-1][1]:
+                found[-1] = (found[-1][0], max(found[-1][1], end))
+            else:
+                found.append((begin, end))
+        return cls(tuple(found))
 
     @property
     def seconds(self) -> float:

@@ -74,6 +74,14 @@ def test_memory_keeps_the_highest_of_a_slice_and_names_workers():
     assert [y for _, y in found["host, worker 0"]] == [3.0]
 
 
+def test_runs_side_by_side_are_one_stretch_of_the_night():
+    shards = Axis.over([(1000.0, 4600.0), (90_000.0, 97_200.0), (1100.0, 4000.0), (4500.0, 5000.0)])
+    assert shards.runs == ((1000.0, 5000.0), (90_000.0, 97_200.0))
+    assert shards.seconds == 4000.0 + 7200.0
+    assert shards.at(2000.0) == 1000.0
+    assert Axis.over(reversed(NIGHTS.runs)) == NIGHTS
+
+
 @pytest.mark.parametrize("axis", [Axis(()), Axis(((5.0, 5.0),))], ids=["no run", "a run of no time"])
 def test_nothing_is_drawn_where_no_time_passed(axis):
     assert lanes([work(5.0, 0.0)], axis) == ()
