@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -127,9 +128,19 @@ def _image_text(handle: BinaryIO) -> str | None:
     return None
 
 
-def boxes(handle: BinaryIO, start: int, end: int) -> list[tuple[bytes, int, int]]:
-    """The boxes of an ISO media file (ISO/IEC 14496-12, 4.2) in a range: type, start of the content, end. Raises ValueError if cut."""
-    found = []
+Box = tuple[bytes, int, int]  # type, start of the content, end
+
+
+def boxes(handle: BinaryIO, start: int, end: int) -> list[Box]:
+    """The boxes of an ISO media file (ISO/IEC 14496-12, 4.2) in a range. Raises ValueError if cut."""
+    found = list(_boxes(handle, start, end))
+    if found and found[-1][2] > end:
+        raise ValueError("cut inside a box")
+    return found
+
+
+def _boxes(handle: BinaryIO, start: int, end: int) -> Iterator[Box]:
+    """As `boxes`, but what comes before a cut is given; the last one may say that it ends behind it."""
     position = start
     while position < end:
         handle.seek(position)
@@ -137,15 +148,14 @@ def boxes(handle: BinaryIO, start: int, end: int) -> list[tuple[bytes, int, int]
         if len(head) < 8:
             raise ValueError("cut inside a box header")
         size, header = struct.unpack(">I", head[:4])[0], 8
-        if size == 1:
-            size, header = struct.unpack(">Q", head[8:16])[0], 16
+        if size == 1 and len(head) == 16:
+            size, header = struct.unpack(">Q", head[8:])[0], 16
         elif size == 0:
             size = end - position
-        if size < header or position + size > end:
+        if size < header:
             raise ValueError("cut inside a box")
-        found.append((head[4:8], position + header, position + size))
+        yield head[4:8], position + header, position + size
         position += size
-    return found
 
 
 def _mp4_text(handle: BinaryIO) -> str | None:
@@ -159,18 +169,9 @@ def _mp4_text(handle: BinaryIO) -> str | None:
     return handle.read(end - start - 8).decode()
 
 
-def _readable(handle: BinaryIO, start: int, end: int) -> list[tuple[bytes, int, int]]:
+def _readable(handle: BinaryIO, start: int, end: int) -> list[Box]:
     """Boxes up to where a cut file ends."""
-    found = []
-    position = start
-    while position < end:
-        handle.seek(position)
-        head = handle.read(8)
-        if len(head) < 8:
-            break
-        size = struct.unpack(">I", head[:4])[0]
-        if size < 8:
-            break
-        found.append((head[4:8], position + 8, min(position + size, end)))
-        position += size
+    found: list[Box] = []
+    with suppress(ValueError):
+        found.extend((kind, inside, min(after, end)) for kind, inside, after in _boxes(handle, start, end))
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import struct
 import wave
 from fractions import Fraction
 from pathlib import Path
@@ -117,6 +118,21 @@ def test_a_prompt_of_a_megabyte_is_cut(tmp_path: Path) -> None:
     read = read_settings(tmp_path / "x.mp4")
     assert read is not None
     assert (read["key"], read["cut"]) == (KEY, {"prompt": 1_200_000})
+
+
+@pytest.mark.parametrize("cut", [0, 10], ids=["whole", "cut"])
+def test_settings_are_read_behind_a_box_whose_size_takes_64_bits(tmp_path: Path, cut: int) -> None:
+    """So are the frames of a clip of 4 GiB written; its settings may stand behind them."""
+    path = tmp_path / "x.mp4"
+    write_video(FRAMES, path, texts(), fps=8)
+    data = path.read_bytes()
+    (first,) = struct.unpack(">I", data[:4])  # the box that says what the file is
+    data = data[:first] + struct.pack(">I4sQ", 1, b"free", 20) + bytes(4) + data[first:]
+    path.write_bytes(data[: len(data) - cut])
+    read = read_settings(path)
+    assert read is not None
+    assert read["key"] == KEY
+    assert condition(path) == ("damaged" if cut else "whole")
 
 
 @pytest.mark.parametrize("part", [0.001, 0.3, 0.5, 0.99])
