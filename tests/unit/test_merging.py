@@ -23,13 +23,11 @@ from batchgen.cli.manifest_options import _NAMES as MANIFEST_NAMES
 from batchgen.cli.run import command as run_command
 from batchgen.cli.settings import option_name
 from batchgen.errors import RefusedError
-from batchgen.events import JobFailed, MemorySample, OutputDone, StageBatchDone
+from batchgen.events import JobFailed, MemorySample, StageBatchDone
 from batchgen.jobs import Job
 from batchgen.journal import Journal
 from batchgen.manifest.options import JobDefaults
 from batchgen.merging import JOB_OPTIONS, check_target, merge, not_there, read_parts
-from batchgen.outputs.image import write_image
-from batchgen.outputs.metadata import RECORD, settings_for
 from batchgen.outputs.store import Store
 from batchgen.outputs.urls import Location
 from batchgen.report.measured import add_measured, read_measured
@@ -37,17 +35,11 @@ from batchgen.report.summary import Summary
 from batchgen.runfolder import RunFolder
 from batchgen.shards import Shard
 from batchgen.verify import verify
-from scripted import picture
+from scripted import picture, written
 from scripted_run import make_jobs, make_plan
 
 SHARDS = 3
 PIXELS = {"model": "r1", "steps": 4}
-
-
-def done(folder: RunFolder, job: Job) -> OutputDone:
-    settings = settings_for(job, {}, 1)
-    size, digest = write_image(picture(job), folder.outputs / job.output, settings)
-    return OutputDone(0, job.key, job.output, size, digest, 1, 0.1, settings[RECORD])
 
 
 def make_shard(path: Path, number: int, jobs: Sequence[Job], *, left: int = 0, failed: int = 0, skipped: int = 1, **record: Any) -> RunFolder:
@@ -64,7 +56,7 @@ def make_shard(path: Path, number: int, jobs: Sequence[Job], *, left: int = 0, f
         journal.set_skipped([(7, None, "no prompt")] * skipped)
         journal.begin_run()
         good = own[: len(own) - left - failed]
-        journal.record([done(folder, job) for job in good])
+        journal.record([written(folder.outputs, job) for job in good])
         journal.record([JobFailed(0, job.key, "error", "denoise", "broken") for job in own[len(good) : len(own) - left]])
         journal.record(MemorySample(0, "decode", 2**30, 0, 0))
         journal.record(StageBatchDone(0, 1, "denoise", "32x32", tuple(job.key for job in good), len(good), 1.0))
@@ -223,7 +215,7 @@ def test_merging_again_takes_over_what_a_shard_has_done_since(tmp_path: Path) ->
     for number, path in enumerate(paths, 1):
         with Journal.open(path / "journal.sqlite") as journal:
             states = {row["key"]: row["state"] for row in journal.rows()}
-            journal.record([done(RunFolder(path), job) for job in Shard(number, SHARDS).of(jobs) if states[job.key] != "done"])
+            journal.record([written(RunFolder(path).outputs, job) for job in Shard(number, SHARDS).of(jobs) if states[job.key] != "done"])
     found = join(tmp_path / "all", paths)
     assert (found.kept, found.linked) == (14, 6)
     whole(tmp_path / "all", jobs)

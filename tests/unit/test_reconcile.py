@@ -21,7 +21,7 @@ from batchgen.outputs.space import SpaceForecast, forecast
 from batchgen.outputs.video import write_video
 from batchgen.reconcile import open_journal, reconcile, space
 from batchgen.runfolder import RunFolder
-from scripted import picture
+from scripted import picture, written
 from scripted_run import make_job, make_jobs
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -35,16 +35,10 @@ def folder(tmp_path: Path) -> RunFolder:
     return run
 
 
-def written(folder: RunFolder, job: Job) -> OutputDone:
-    settings = settings_for(job, {}, 1)
-    size, digest = write_image(picture(job), folder.outputs / job.output, settings)
-    return OutputDone(0, job.key, job.output, size, digest, 1, 0.1, settings[RECORD])
-
-
 def filled(folder: RunFolder, journal: Journal, count: int) -> list[Job]:
     jobs = make_jobs(count)
     journal.ingest(jobs)
-    journal.record([written(folder, job) for job in jobs])
+    journal.record([written(folder.outputs, job) for job in jobs])
     return jobs
 
 

@@ -20,13 +20,11 @@ from batchgen.execute.settings import Shutdown, StopAfterBatch, Window
 from batchgen.execute.supervisor import RunRequest, run_jobs
 from batchgen.jobs import Job
 from batchgen.journal import Journal
-from batchgen.outputs.image import write_image
-from batchgen.outputs.metadata import RECORD, settings_for
 from batchgen.reconcile import open_journal
 from batchgen.report.summary import Summary
 from batchgen.report.tables import as_text, decision_table
 from batchgen.runfolder import RunFolder
-from scripted import picture
+from scripted import written
 from scripted_run import engine_settings, make_job, make_plan
 
 SHAPES = ({}, {"width": 64}, {"width": 64, "steps": 8})
@@ -157,9 +155,7 @@ class Scripted:
 
     def written(self, job: Job) -> OutputDone:
         self.log[job.key] += 1
-        settings = settings_for(job, {}, 1)
-        size, digest = write_image(picture(job), self.outputs / job.output, settings)
-        return OutputDone(0, job.key, job.output, size, digest, 1, 0.1, settings[RECORD])
+        return written(self.outputs, job)
 
     def ended(self) -> bool:
         return self.dead

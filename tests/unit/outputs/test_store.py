@@ -18,15 +18,13 @@ from batchgen.jobs import Job
 from batchgen.journal import Journal
 from batchgen.outputs.delivery import Delivery
 from batchgen.outputs.files import measure
-from batchgen.outputs.image import write_image
-from batchgen.outputs.metadata import RECORD, settings_for
 from batchgen.outputs.store import ATTEMPTS, PROBE_ATTEMPTS, Store
 from batchgen.outputs.urls import Location
 from batchgen.remotecheck import reconcile_remote, verify_remote
 from batchgen.runfolder import RunFolder
 from batchgen.verify import Tally
 from s3stand import StandIn, stand_in
-from scripted import picture
+from scripted import written
 from scripted_run import make_jobs
 
 
@@ -50,12 +48,6 @@ def folder(tmp_path: Path) -> RunFolder:
     run = RunFolder(tmp_path / "state")
     run.prepare()
     return run
-
-
-def made(folder: RunFolder, job: Job) -> OutputDone:
-    settings = settings_for(job, {}, 1)
-    size, digest = write_image(picture(job), folder.outputs / job.output, settings)
-    return OutputDone(0, job.key, job.output, size, digest, 1, 0.1, settings[RECORD])
 
 
 def test_what_is_put_is_there_whole(store: Store, tmp_path: Path) -> None:
@@ -143,7 +135,7 @@ def test_a_protocol_that_nobody_speaks_is_refused() -> None:
 
 def test_a_file_goes_once_and_is_then_gone_here(store: Store, folder: RunFolder) -> None:
     (job,) = make_jobs(1)
-    delivery, event = Delivery(store, folder.outputs), made(folder, job)
+    delivery, event = Delivery(store, folder.outputs), written(folder.outputs, job)
     assert delivery.send(event) == event
     assert not delivery.staged(event)
     assert store.measure(f"outputs/{job.output}") == (event.size_bytes, event.sha256)
@@ -152,13 +144,13 @@ def test_a_file_goes_once_and_is_then_gone_here(store: Store, folder: RunFolder)
 def test_the_same_job_s_object_is_adopted_and_another_s_is_left_alone(store: Store, folder: RunFolder) -> None:
     one, other = make_jobs(2)
     delivery = Delivery(store, folder.outputs)
-    first = made(folder, one)
+    first = written(folder.outputs, one)
     delivery.send(first)
-    made(folder, one)
+    written(folder.outputs, one)
     again = delivery.send(replace(first, sha256="of another rendering"))
     assert isinstance(again, OutputDone)
     assert (again.sha256, "adopted" in again.flags) == (first.sha256, True)
-    made(folder, replace(other, output=one.output))
+    written(folder.outputs, replace(other, output=one.output))
     refused = delivery.send(replace(first, key=other.key))
     assert isinstance(refused, JobFailed)
     assert "is not this job's output" in refused.reason
@@ -167,7 +159,7 @@ def test_the_same_job_s_object_is_adopted_and_another_s_is_left_alone(store: Sto
 
 def test_a_file_that_the_store_refuses_stays_here(store: Store, folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     (job,) = make_jobs(1)
-    delivery, event = Delivery(store, folder.outputs), made(folder, job)
+    delivery, event = Delivery(store, folder.outputs), written(folder.outputs, job)
 
     def down(*_: object) -> None:
         raise OSError(5, "down")
@@ -188,7 +180,7 @@ def night(store: Store, folder: RunFolder) -> Iterator[tuple[list[Job], Journal,
     jobs, delivery = make_jobs(6), Delivery(store, folder.outputs)
     with Journal.open(folder.journal) as journal:
         journal.ingest(jobs)
-        journal.record([delivery.send(made(folder, job)) for job in jobs[:4]])
+        journal.record([delivery.send(written(folder.outputs, job)) for job in jobs[:4]])
         yield jobs, journal, delivery
 
 
@@ -210,7 +202,7 @@ def test_a_resume_finds_what_is_there_and_what_is_not(store: Store, folder: RunF
 
 def test_an_object_put_before_its_row_is_adopted(store: Store, folder: RunFolder, night: Any) -> None:
     jobs, journal, delivery = night
-    delivery.send(made(folder, jobs[4]))
+    delivery.send(written(folder.outputs, jobs[4]))
     found = look(folder, night, after_crash=True)
     assert (found.adopted, found.hashed) == ([jobs[4].output], 4)
     assert journal.counts()["done"] == 5
@@ -218,7 +210,7 @@ def test_an_object_put_before_its_row_is_adopted(store: Store, folder: RunFolder
 
 def test_a_file_finished_here_and_not_yet_sent_is_sent(store: Store, folder: RunFolder, night: Any) -> None:
     jobs, _, delivery = night
-    event = made(folder, jobs[5])
+    event = written(folder.outputs, jobs[5])
     found = look(folder, night, after_crash=True)
     assert found.adopted == [jobs[5].output]
     assert not delivery.staged(event)
@@ -276,7 +268,7 @@ def test_a_lost_state_folder_is_taken_up_from_the_last_checkpoint(store: Store, 
     (folder.tables / "jobs.csv").write_text("index\n")
     Checkpoints(folder, store).finish()
     assert store.stat("tables/jobs.csv") is not None
-    delivery.send(made(folder, jobs[4]))  # after the checkpoint
+    delivery.send(written(folder.outputs, jobs[4]))  # after the checkpoint
     other = RunFolder(tmp_path / "other")
     assert take_up(other, store)
     assert not take_up(other, store), "a state that is there is the truth"
