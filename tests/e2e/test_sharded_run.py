@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from commandline import batchgen, events, pixels, run_json, write_csv
+from safetensors.numpy import save_file
 
 # no seeds: they come from the rows, whoever renders them and over however many devices (field case B52)
 ROWS = [{"prompt": f"picture {number} of a red circle", "negative_prompt": "blurry"} for number in range(3)]
@@ -39,6 +41,20 @@ def test_a_run_over_two_ranks_makes_the_pictures_of_one_worker_and_says_how(qwen
     assert max(numbers["read_bytes_0"], numbers["read_bytes_1"]) < numbers["file_bytes"]
     assert cut["text"].split(":")[0] in sharded.out + sharded.err
     assert sorted(path.name for path in (tmp_path / "sharded" / "logs").iterdir()) == ["worker-0-rank-1.log", "worker-0.log"]
+
+
+@pytest.mark.parametrize("command", [("run",), ("run", "--performance-mode", "manual"), ("plan", "--show-residency")])
+def test_fsdp_with_a_lora_for_the_denoiser_is_refused_before_the_model_is_read(
+    qwen_folder: Path, tmp_path: Path, command: tuple[str, ...],
+) -> None:
+    save_file({f"transformer.x.lora_{half}.weight": np.zeros((4, 4), np.float32) for half in "AB"}, tmp_path / "style.safetensors")
+    manifest = write_csv(tmp_path / "list.csv", ROWS)
+    ways = ("--model", qwen_folder, "--devices", "cpu,cpu", "--fsdp", "--lora", "style=style.safetensors")
+    said = batchgen(command[0], manifest, *command[1:], *ways, folder=tmp_path)
+    assert said.code == 2, said
+    assert said.err.count("--fsdp does not go with --lora on transformer") == 1
+    assert "hint: Leave out --fsdp" in said.err
+    assert not (tmp_path / "results").exists()
 
 
 def test_fsdp_on_one_device_is_refused_before_anything_is_written(qwen_folder: Path, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def rehearse_and_fit(
         return _unrehearsed(plan, "the model is known by its sizes only, without configs")
     played, workload = _to_play(shapes)
     request = rehearsal_request(facts.model, played, shapes.tokens, trust_remote_code=trust_remote_code)
-    options = replace(_with_rates(options, facts), whole=_why_whole(facts.model, loras))
+    options = replace(_with_rates(options, facts), whole=_why_whole(facts))
 
     def play(asked: dict[str, Any]) -> Rehearsed:
         found = _sized_as_stored(rehearsal(Path(facts.model.folder or ""), asked, note=note), facts.model)
@@ -167,14 +167,21 @@ def _with_rates(options: FitOptions, facts: PlanFacts) -> FitOptions:
     return replace(options, rates=slowest, learned=tuple(shown.items()))
 
 
-def _why_whole(model: ModelFacts, loras: Sequence[LoraFile]) -> str:
+def adapted(loras: Sequence[LoraFile], model: ModelFacts) -> tuple[str, ...]:
+    """The components that LoRAs add weights to."""
+    names = tuple(part.name for part in model.components)
+    found = [elements_by_component(lora, names) for lora in loras]
+    return tuple(name for name in names if any(elements[name] for elements in found))
+
+
+def _why_whole(facts: PlanFacts) -> str:
     """What keeps the denoiser from being cut over devices: each rank reads rows of its files, and nothing may change its blocks."""
-    if loras:
-        return "adapters (--lora) change its blocks"
-    for part in filter(lambda part: is_dit(part.name), model.components):
+    for part in filter(lambda part: is_dit(part.name), facts.model.components):
+        if part.name in facts.adapted:
+            return "adapters (--lora) change its blocks"
         if part.pickle:
             return f"the weights of {part.name} are pickles"
-        if "quantization_config" in component_config(Path(model.folder or ""), part.name):
+        if "quantization_config" in component_config(Path(facts.model.folder or ""), part.name):
             return f"the weights of {part.name} are quantised"
     return ""
 

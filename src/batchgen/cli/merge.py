@@ -26,7 +26,7 @@ _SHOWN = 10
 _OWN = "runs of the joined folder\n\n"
 
 
-@click.command(epilog="Exit codes: 0 joined, all jobs done; 2 refused; 3 joined, some jobs failed or are left, or rows or shards are missing.")
+@click.command(epilog="Exit codes: 0 joined, all jobs done; 2 refused; 3 joined, jobs failed or are left, or rows or shards are missing.")
 @click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=RunPath())
 @click.option("-o", "--output", required=True, metavar="DIR", help="The whole run's folder.")
 @click.option("--copy", is_flag=True, help="Copy outputs instead of linking them.")

@@ -86,7 +86,7 @@ def command(
         show_compared(compare, subject, overrides, manifest, workload, as_json=as_json)
         return 0
     where, found = find_devices(devices, device_memory, gpus, platform)
-    facts = plan_facts(subject, overrides, where, found)
+    facts = _with_adapters(plan_facts(subject, overrides, where, found), workload)
     # what is asked for is checked whether or not it is rehearsed
     shapes = shapes_to_plan(manifest, facts.model, facts.profile, workload)
     plan = make_plan(facts)
@@ -143,6 +143,14 @@ def plan_facts(subject: Subject, overrides: Overrides, platform: Platform, devic
     return PlanFacts(facts, profile, platform, devices, overrides)
 
 
+def _with_adapters(facts: PlanFacts, workload: WorkloadOptions) -> PlanFacts:
+    if not workload.loras:
+        return facts
+    from batchgen.cli.fitting import adapted
+
+    return replace(facts, adapted=adapted(workload.loras, facts.model))
+
+
 def fitted(
     plan: Plan, facts: PlanFacts, shapes: Shapes, workload: WorkloadOptions, *, at_hand: bool, trust_remote_code: bool,
 ) -> Plan:  # fmt: skip
@@ -172,7 +180,7 @@ def show_compared(
     shapes = shapes_to_plan(manifest, model, profile, workload)
     rows = []
     for name, devices in found:
-        facts = PlanFacts(model, profile, "cuda", devices, overrides)
+        facts = _with_adapters(PlanFacts(model, profile, "cuda", devices, overrides), workload)
         try:
             plan = fitted(make_plan(facts), facts, shapes, workload, at_hand=False,
                           trust_remote_code=subject.options.trust_remote_code)  # fmt: skip

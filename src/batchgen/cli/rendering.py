@@ -21,7 +21,7 @@ from batchgen.checkpoints import Checkpoints
 from batchgen.cli.check import manifest_file
 from batchgen.cli.engines import Workplace, workplace
 from batchgen.cli.finishing import finish, learn_from, print_tables
-from batchgen.cli.fitting import Shapes, rehearse_and_fit
+from batchgen.cli.fitting import Shapes, adapted, rehearse_and_fit
 from batchgen.cli.places import run_place
 from batchgen.cli.request import (
     Facts,
@@ -44,6 +44,7 @@ from batchgen.inventory import model
 from batchgen.inventory.host import host_memory
 from batchgen.inventory.model import ModelOptions
 from batchgen.inventory.profiles import find_profile
+from batchgen.inventory.records import DeviceFacts, ModelFacts, Profile
 from batchgen.jobs import Job, ShapeKey, largest_jobs
 from batchgen.journal import Journal
 from batchgen.manifest.options import ManifestOptions
@@ -167,8 +168,15 @@ def gather(request: RenderRequest, place: Workplace) -> Facts:
     )
     own = request.overrides.profile_file
     profile = find_profile(found, name=request.overrides.profile, file=Path(own) if own is not None else None)
-    plan = make_plan(PlanFacts(found, profile, platform, devices, request.overrides, place.largest_group))
+    plan = make_plan(_plan_facts(request, place, found, profile, devices))
     return Facts(found, profile, platform, devices, plan)
+
+
+def _plan_facts(
+    request: RenderRequest, place: Workplace, found: ModelFacts, profile: Profile, devices: tuple[DeviceFacts, ...],
+) -> PlanFacts:
+    changed = adapted(request.manifest_options.loras, found)
+    return PlanFacts(found, profile, place.platform, devices, request.overrides, place.largest_group, changed)
 
 
 def fitted(
@@ -198,7 +206,7 @@ def fitted(
     )
     share = (lambda jobs: jobs) if request.run.shard is None else request.run.shard.share
     shapes = Shapes(tuple((count.shape, share(count.jobs)) for count in checked.shapes), prompt=checked.longest_prompt)
-    planning = PlanFacts(facts.model, facts.profile, facts.platform, facts.devices, request.overrides, place.largest_group)
+    planning = _plan_facts(request, place, facts.model, facts.profile, facts.devices)
     trusted = request.model_options.trust_remote_code
     loras = request.manifest_options.loras
     fitting = rehearse_and_fit(plan, planning, shapes, options, note=note, trust_remote_code=trusted, loras=loras)

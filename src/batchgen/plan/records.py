@@ -51,6 +51,7 @@ class PlanFacts:
     devices: tuple[DeviceFacts, ...]
     overrides: Overrides
     largest_group: int | None = None  # devices of one machine; None: all are on one
+    adapted: tuple[str, ...] = ()  # components whose blocks adapters (--lora) change: such a dit cannot be cut over devices
 
     def __post_init__(self) -> None:
         if not self.devices:

@@ -16,7 +16,7 @@ RULE = "fsdp"
 
 
 def requested_sharding(facts: PlanFacts, draft: Draft) -> tuple[Draft, tuple[Decision, ...]]:
-    """`--fsdp` and `--no-fsdp`. Outranks an explicit resident dit, never an explicit offload. Raises UsageError."""
+    """`--fsdp` and `--no-fsdp`. Outranks an explicit resident dit, never an explicit offload. Raises UsageError, for `--lora` on it too."""
     asked, count = facts.overrides.fsdp, most_in_a_group(facts)
     if asked is None:
         return draft, ()
@@ -37,6 +37,10 @@ def requested_sharding(facts: PlanFacts, draft: Draft) -> tuple[Draft, tuple[Dec
     if not free:
         why = "the model has no dit" if not names else f"every dit ({names_text(names)}) was placed off the device by the user"
         return draft, (Decision.of(RULE, RULE, "no", f"--fsdp has nothing to shard: {why}.", numbers),)
+    adapted = [name for name in free if name in facts.adapted]
+    if adapted:
+        raise UsageError(f"--fsdp does not go with --lora on {names_text(adapted)}: adapters change its blocks, which are cut over devices",
+                         option="--fsdp", hint="Leave out --fsdp, so that each device has the model for itself, or --lora.")  # fmt: skip
     size = ruled_size(facts)
     decisions = [Decision.of(RULE, RULE, "yes", f"--fsdp: {names_text(free)} sharded.", numbers)]
     return _shard(replace(draft, fsdp=True), free, (), decisions, "user", f"--fsdp shards it over {size} devices")
@@ -60,6 +64,7 @@ def automatic_sharding(facts: PlanFacts, draft: Draft) -> tuple[Draft, tuple[Dec
         "there is one device": len(facts.devices) < 2,
         "no two devices are on one machine": most_in_a_group(facts) < 2,
         "the model has no dit": not names,
+        "adapters (--lora) change its blocks": bool({*names} & {*facts.adapted}),
         f"{numbers['chosen_dits']} of {len(names)} dits were placed by the user": bool(numbers["chosen_dits"]),
         f"profile {profile.name} does not opt in": least is None,
         f"{facts.available_gb:.1f} GiB free is below the profile's {least or 0:g}": auto and not reaches(facts.available_gb, least),

@@ -15,6 +15,11 @@ from batchgen.plan.records import PlanFacts
 RESIDENT, OFFLOAD, STREAM, FSDP = "resident", "component-offload", "layerwise-offload", "fsdp"
 LTX = ("text_encoder", "connectors", "transformer", "vae", "audio_vae", "vocoder")
 
+
+def adapted(given: PlanFacts, *components: str) -> PlanFacts:
+    return replace(given, adapted=components)
+
+
 ROWS: list[tuple[str, PlanFacts, dict[str, str]]] = [
     ("a CPU flag negated keeps even the layerwise default off", facts("qwen-image", 24, text_encoder_cpu_offload=False),
      {"text_encoder": RESIDENT, "vae": STREAM}),
@@ -39,6 +44,13 @@ ROWS: list[tuple[str, PlanFacts, dict[str, str]]] = [
     ("speed mode does not shard what fits twice",
      facts("z-image", 80, 80, performance_mode="speed", sizes={"transformer": 12 * GIB, "text_encoder": 8 * GIB, "vae": GIB}),
      {"transformer": RESIDENT}),
+    ("adapters on the dit keep automatic sharding off", adapted(facts("z-image", 12, 12, performance_mode="speed"), "transformer"),
+     {"transformer": RESIDENT}),
+    ("adapters on the text encoder do not", adapted(facts("z-image", 12, 12, performance_mode="speed"), "text_encoder"), {"transformer": FSDP}),
+    ("nor do they when it is asked for", adapted(facts("qwen-image", 80, 80, fsdp=True), "text_encoder"), {"transformer": FSDP}),
+    ("nor those on a dit that is not sharded",
+     adapted(facts("wan2.2-a14b", 80, 80, fsdp=True, component_residency="transformer_2=component-offload"), "transformer_2"),
+     {"transformer": FSDP}),
     ("an explicit dit keeps automatic sharding off", facts("z-image", 80, 80, component_residency="transformer=resident"),
      {"transformer": RESIDENT}),
     ("an explicit helper does not", facts(replace(named_profile("z-image").profile), 80, 80, names=(*LTX,), component_residency="connectors=resident"),
@@ -93,6 +105,8 @@ def test_placements(made: PlanFacts, expected: dict[str, str]) -> None:
         (facts("qwen-image", 16, platform="mps", cpu_offload_components="vae"), ["--cpu-offload-components", "memory"]),
         (facts("qwen-image", 16, platform="mps", dit_layerwise_offload=True), ["--dit-layerwise-offload", "memory"]),
         (facts("qwen-image", 16, platform="mps", fsdp=True), ["--fsdp", "memory"]),
+        (adapted(facts("qwen-image", 80, 80, fsdp=True), "transformer"), ["--fsdp", "--lora", "transformer"]),
+        (adapted(facts("qwen-image", 16, 16, platform="cpu", fsdp=True, performance_mode="manual"), "transformer"), ["--fsdp", "--lora"]),
         (facts("qwen-image", 80, keep_resident_min_available_gb=-1.0), ["--keep-resident-min-available-gb", "-1.0"]),
         (facts("qwen-image", 80, keep_resident_min_available_gb=float("nan")), ["--keep-resident-min-available-gb", "never"]),
     ],
