@@ -48,6 +48,27 @@ def test_a_model_that_edits_pictures_is_rehearsed_with_one(tiny_folder: TinyFold
     assert any("blank picture" in note for note in found.notes)
 
 
+@pytest.mark.parametrize(
+    ("steps", "other_steps", "brought"),
+    [
+        ((1,), (), {"transformer"}), ((3,), (), {"transformer", "transformer_2"}), ((1, 3), (), {"transformer", "transformer_2"}),
+        ((1,), (3,), {"transformer", "transformer_2"}), ((1,), (None,), {"transformer", "transformer_2"}), ((None,), (), {"transformer", "transformer_2"}),
+    ],
+    ids=["none reaches it", "one reaches it", "one of two does", "one that is not played does", "the model's own steps do", "and are played"],
+)
+def test_an_expert_that_no_step_of_the_list_reaches_is_brought_in_by_no_stage(
+    tiny_folder: TinyFolder, steps: tuple[int | None, ...], other_steps: tuple[int | None, ...], brought: set[str],
+) -> None:
+    shapes = [ShapeKey(64, 64, 5, None, count, 4.0, None, None, None, ()) for count in steps]
+    found = played(tiny_folder("wan22"), *shapes, batches=(1,), other_steps=other_steps)
+    assert {part.name for part in found.components} >= {"transformer", "transformer_2"}
+    for profile in found.profiles:
+        if profile.stage == "denoise":
+            assert set(profile.components) == brought
+            assert profile.weights_bytes == sum(found.component(name).weights_bytes for name in brought)
+            assert {name for name, _ in profile.calls} <= brought
+
+
 def test_longer_prompts_need_more(tiny_folder: TinyFolder, tmp_path: Path) -> None:
     folder = tmp_path / "known"
     shutil.copytree(tiny_folder("qwen_image"), folder, ignore=shutil.ignore_patterns("*.safetensors"))

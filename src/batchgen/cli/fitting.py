@@ -9,7 +9,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,8 @@ def rehearse_and_fit(
     if facts.model.folder is None:
         return _unrehearsed(plan, "the model is known by its sizes only, without configs")
     played, workload = _to_play(shapes)
-    request = rehearsal_request(facts.model, played, shapes.tokens, trust_remote_code=trust_remote_code)
+    others = [shape.steps for shape, _ in shapes.counts if shape not in played]
+    request = rehearsal_request(facts.model, played, shapes.tokens, trust_remote_code=trust_remote_code, other_steps=others)
     options = replace(_with_rates(options, facts), whole=_why_whole(facts))
 
     def play(asked: dict[str, Any]) -> Rehearsed:
@@ -96,17 +97,19 @@ def rehearse_and_fit(
 
 def rehearsal_request(
     model: ModelFacts, shapes: Sequence[ShapeKey], tokens: int = USUAL_TOKENS, *, trust_remote_code: bool = False,
+    other_steps: Iterable[int | None] = (),
 ) -> dict[str, Any]:
     """What a rehearsal is asked, in plain values: all that its numbers depend on, besides the model's configs.
 
-    `tokens`: of the prompt. None of the list's own goes into the cache, only how long it is.
+    `tokens`: of the prompt. None of the list's own goes into the cache, only how long it is. `other_steps`: see `rehearse`.
     """
+    more = {*other_steps} - {shape.steps for shape in shapes}
     prompt = None if tokens == USUAL_TOKENS else " ".join(["word"] * tokens)
     return {
         "dtypes": {part.name: part.dtype or "bfloat16" for part in model.components},
         "shapes": [asdict(shape) for shape in shapes], "batches": _batches(shapes), "prompt": prompt, "tokens": tokens + TEMPLATE_TOKENS,
         "trust_remote_code": trust_remote_code, "tiled": False,
-    }
+    } | ({"other_steps": sorted(more, key=lambda count: count or 0)} if more else {})
 
 
 class RehearsalFailedError(Exception):

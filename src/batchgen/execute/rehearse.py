@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from batchgen.errors import ModelError
+from batchgen.execute.experts import idle_experts
 from batchgen.execute.guidance import GuidanceRules
 from batchgen.execute.load import ModelFolder, first_line, quiet_libraries, torch_dtype
 from batchgen.execute.moving import chunks_of, pieces_of, stays
@@ -69,6 +70,7 @@ class Rehearsal:
     stood_in: tuple[str, ...]
     real: bool = False
     told: Callable[[str], None] | None = None  # hears what is played
+    idle: frozenset[str] = frozenset()  # components that a run of the list never loads
 
 
 def hollow_rehearsal(
@@ -148,14 +150,19 @@ def staying_bytes(name: str, module: nn.Module) -> int:
 def rehearse(
     path: str, dtypes: Mapping[str, str], shapes: Sequence[ShapeKey], batches: Sequence[int], *, prompt: str | None = None,
     tokens: int = 60, tiled: bool = False, trust_remote_code: bool = False, told: Callable[[str], None] | None = None,
+    other_steps: Sequence[int | None] = (),
 ) -> Rehearsed:
     """Profiles of every stage at every shape, at as many of the batch sizes as tell the others. `tiled`: decodes in tiles as well.
 
-    `told` hears of every stage before it is played: its name, shape and batch in one line.
+    `other_steps`: step counts of the list's shapes that are not played. `told` hears of every stage before it is
+    played: its name, shape and batch in one line.
     """
     with small_collections():
         rehearsal = hollow_rehearsal(path, dtypes, tokens=tokens, trust_remote_code=trust_remote_code, inputs=block_names(shapes[0].inputs))
         rehearsal.told = told
+        stages = rehearsal.stages
+        drawing = stages.named(PIPELINE if stages.family is None else DENOISE)
+        rehearsal.idle = idle_experts(stages, drawing, (*(shape.steps for shape in shapes), *other_steps))
         roads = _Roads(rehearsal, dtypes, prompt or PROMPT, {shapes[0].inputs: rehearsal})
         profiles: dict[StageProfile, None] = {}
         for shape in shapes:
@@ -412,11 +419,12 @@ def _follow(
     tracker = LiveBytes(known, inputs, fake=None if rehearsal.real else scene.fake)
     with scene.following(tracker):
         outputs = call_stage(stage, arguments, guiders, fields)
-    calls = tuple((name, sum(scene.components[name].counts.values())) for name in stage.components if scene.components[name].counts)
+    brought = tuple(name for name in stage.components if name not in rehearsal.idle)
+    calls = tuple((name, sum(scene.components[name].counts.values())) for name in brought if scene.components[name].counts)
     output_bytes = sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in(_arrays(outputs))}.values())
     return outputs, StageProfile(
-        stage=stage.name, shape=job.shape.text, batch=batch, components=stage.components,
-        weights_bytes=sum(rehearsal.weights[name] for name in stage.components), activation_bytes=tracker.peak,
+        stage=stage.name, shape=job.shape.text, batch=batch, components=brought,
+        weights_bytes=sum(rehearsal.weights[name] for name in brought), activation_bytes=tracker.peak,
         output_bytes=output_bytes, flops=tracker.flops, calls=calls, order=tuple(scene.order),
     )
 

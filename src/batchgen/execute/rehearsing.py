@@ -66,7 +66,7 @@ def _rehearse(request: Mapping[str, Any], told: Callable[[str], None]) -> dict[s
     found = rehearse.rehearse(
         request["path"], request["dtypes"], shapes, request["batches"], prompt=request.get("prompt"), tokens=request.get("tokens", 60),
         tiled=request.get("tiled", False), trust_remote_code=request.get("trust_remote_code", False),
-        told=told,
+        told=told, other_steps=request.get("other_steps", ()),
     )
     return to_json(found)
 

@@ -13,7 +13,7 @@ from batchgen.errors import PlanRefusedError
 from batchgen.inventory.records import DeviceRates
 from batchgen.plan.batching import CONTEXT_BYTES, Layout, StageModel, stage_models
 from batchgen.plan.groups import sizes_to_try
-from batchgen.plan.records import Mode, Placement, Plan, PlanFacts, Predicted, Rehearsed, StagePlan, Workload
+from batchgen.plan.records import Mode, Placement, Plan, PlanFacts, Predicted, Rehearsed, RehearsedComponent, StagePlan, Workload
 from batchgen.plan.scaling import scaling, scaling_decision
 from batchgen.plan.search import Candidate, Night, forced, night_seconds, stage_seconds, streams
 from batchgen.plan.several import branches_decision, use_devices
@@ -45,6 +45,8 @@ def fit_plan(plan: Plan, facts: PlanFacts, rehearsed: Rehearsed, workload: Workl
     plain = tuple(stage for stage in stages if not stage.tiled)
     night = Night(plain, workload, budget, reserve, facts.overrides.batch_size, speeds)
     decisions = [_facts_decision(plan, night, rehearsed)]
+    rehearsed, idle = _without_idle(rehearsed)
+    decisions += idle
     given = Layout(plan.modes, rehearsed, plan.prefetch, {}, plan.group_size, 2 if plan.cfg_parallel else 1)
     tiled_night = replace(night, stages=_tiled(stages)) if any(stage.tiled for stage in stages) else None
     found = use_devices(plan, facts, given, night, decisions, whole=options.whole)
@@ -67,6 +69,20 @@ def fit_plan(plan: Plan, facts: PlanFacts, rehearsed: Rehearsed, workload: Workl
 def _with_sizes(plan: Plan, rehearsed: Rehearsed) -> Plan:
     sizes = {part.name: part.weights_bytes for part in rehearsed.components}
     return replace(plan, placements=tuple(replace(spot, bytes=sizes.get(spot.component, spot.bytes)) for spot in plan.placements))
+
+
+def _without_idle(rehearsed: Rehearsed) -> tuple[Rehearsed, list[Decision]]:
+    """Components that no stage of the list brings in are never loaded: they weigh nothing, on the device and on the host."""
+    brought = {name for profile in rehearsed.profiles for name in profile.components}
+    parts, decisions = [], []
+    for part in rehearsed.components:
+        if part.name in brought or not part.weights_bytes:
+            parts.append(part)
+            continue
+        parts.append(RehearsedComponent(part.name, 0, 0, (), part.parameters))
+        text = f"{part.name} is not loaded: no job of the list calls it, so its {size_text(part.weights_bytes)} count nowhere."
+        decisions.append(Decision.of("fit", part.name, "not loaded", text, {"bytes": part.weights_bytes}))
+    return replace(rehearsed, components=tuple(parts)), decisions
 
 
 def _facts_decision(plan: Plan, night: Night, rehearsed: Rehearsed) -> Decision:

@@ -55,7 +55,10 @@ class Night:
 def least_moved(plan: Plan, given: Layout, night: Night, modes: tuple[Mode, ...]) -> Candidate | None:
     """All combinations of what is free; the fewest bytes win, then what is held on the device, then the rules' own placements."""
     names = [spot.component for spot in plan.placements]
-    free = {spot.component for spot in plan.placements if spot.by != "user" and given.modes[spot.component] != "fsdp"}
+    free = {
+        spot.component for spot in plan.placements
+        if spot.by != "user" and given.modes[spot.component] != "fsdp" and given.part(spot.component).weights_bytes  # else: never loaded
+    }
     choices = [
         [mode for mode in modes if mode != "layerwise-offload" or given.part(name).block_bytes] if name in free else [given.modes[name]]
         for name in names

@@ -139,7 +139,7 @@ def _weighed(
 
 def _no_group(plan: Plan, facts: PlanFacts, given: Layout, alone: Candidate | None) -> str | None:
     """Why groups are not looked at."""
-    names = [name for name in given.modes if is_dit(name)]
+    names = [name for name in given.modes if is_dit(name) and given.part(name).weights_bytes]  # those that are loaded
     if facts.overrides.fsdp is False:
         return "--no-fsdp says so"
     if alone is not None and not any(alone.layout.mode(name) == "layerwise-offload" for name in names):

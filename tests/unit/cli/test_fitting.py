@@ -46,6 +46,15 @@ def test_a_request_tells_how_long_prompts_are_and_nothing_of_them() -> None:
     assert (set(longer["prompt"].split()), len(longer["prompt"].split()), longer["tokens"]) == ({"word"}, 128, 162)
 
 
+def test_a_request_names_the_steps_of_shapes_that_are_not_played_only_where_they_are_others() -> None:
+    def sized(side: int, steps: int | None) -> ShapeKey:
+        return ShapeKey(side, side, None, None, steps, None, None, None, None, ())
+
+    shapes = [sized(512, 20), sized(256, 8)]
+    assert rehearsal_request(MODEL, shapes, other_steps=[8, 20, 20]) == rehearsal_request(MODEL, shapes)
+    assert rehearsal_request(MODEL, shapes, other_steps=[8, 50, None, 50])["other_steps"] == [None, 50]
+
+
 def lora(path: Path, tensors: dict[str, tuple[int, int]]) -> LoraFile:
     """A file of zeros."""
     header, start = {}, 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from fitting import FAST, GIB, MIB, SHAPE, batches, facts, fitted, modes, rehearsed, tiles
@@ -159,6 +160,24 @@ def test_experts_of_one_kind_are_never_counted_together() -> None:
     plan = fitted(found, 60, performance_mode="manual", component_residency=offloaded)
     denoise = next(stage for stage in plan.stages if stage.name == "denoise")
     assert denoise.weights_bytes == one.component("transformer").weights_bytes + one.component("vae").weights_bytes
+
+
+@pytest.mark.parametrize("ways", [
+    {}, {"component_residency": "transformer_2=component-offload"}, {"component_residency": "transformer_2=resident"},
+    {"count": 2, "fsdp": True}, {"count": 2},
+], ids=["free", "offloaded", "resident", "sharded when asked", "several devices"])  # fmt: skip
+@pytest.mark.parametrize("available", [30, 62])
+def test_a_component_that_no_stage_brings_in_is_loaded_nowhere(available: int, ways: dict[str, Any]) -> None:
+    """One of two experts whose part of the schedule no job reaches: the plan is that of the model without it."""
+    one = rehearsed()
+    both = replace(one, components=(*one.components, replace(one.component("transformer"), name="transformer_2")))
+    without = {name: value for name, value in ways.items() if name != "component_residency"}
+    alone, plan = fitted(one, available, **without), fitted(both, available, **ways)
+    assert (plan.predicted, plan.stages, plan.window) == (alone.predicted, alone.stages, alone.window)
+    assert {name: mode for name, mode in plan.modes.items() if name != "transformer_2"} == alone.modes
+    assert [decision.subject for decision in plan.trail if decision.decision == "not loaded"] == ["transformer_2"]
+    assert plan.placement("transformer_2").bytes == one.component("transformer").weights_bytes
+    assert plan.placement("transformer_2").by != "rehearsal"
 
 
 def test_a_whole_pipeline_brings_each_offloaded_component_in_for_every_batch() -> None:
