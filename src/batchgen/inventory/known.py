@@ -1,7 +1,8 @@
 """Models known by their component configs alone: configs/models/FAMILY/NAME/, so that a plan needs neither their files nor a network.
 
-Each folder is a model folder without weights and tokenizers; its known.json says which model it is, where the facts come from, in
-which dtype the weights are stored, and how many parameters each component has.
+Each folder is a model folder without weights and tokenizers. Its known.json says which model it is; for each folder of configs, for
+model_index.json (`index`) and for the stored dtypes (`stored`) what confirms them; in which dtype the weights are stored; how many
+numbers each component's weight files hold (buffers that are stored among them); and, where it is known, how large those files are.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ class Known:
 
     model: str
     folder: Path
-    sources: tuple[str, ...]
+    sources: Mapping[str, tuple[str, ...]]  # folder of configs, "index" or "stored" -> addresses of what confirms it
     stored: Mapping[str, str]  # component -> dtype of its weight files
-    parameters: Mapping[str, int]
+    parameters: Mapping[str, int]  # component -> numbers in its weight files
+    published: Mapping[str, int]  # component -> bytes of its weight files, headers of a file included where the index does not count them
 
 
 @cache
@@ -39,7 +41,9 @@ def known_models() -> Mapping[str, Known]:
     found = {}
     for path in sorted((config_dir() / "models").glob("*/*/known.json")):
         raw = json.loads(path.read_text(encoding="utf-8"))
-        found[raw["model"].lower()] = Known(raw["model"], path.parent, tuple(raw["sources"]), raw["stored"], raw["parameters"])
+        sources = {fact: tuple(addresses) for fact, addresses in raw["sources"].items()}
+        found[raw["model"].lower()] = Known(
+            raw["model"], path.parent, sources, raw["stored"], raw["parameters"], raw.get("published", {}))
     return found
 
 

@@ -8,6 +8,7 @@ from batchgen.inventory.known import Known, known_facts, known_models
 from batchgen.inventory.options import ModelOptions
 from batchgen.inventory.profiles import find_profile
 from batchgen.inventory.rules import size_rules
+from batchgen.inventory.safetensors import BITS
 
 MODELS = tuple(known_models().values())
 
@@ -19,9 +20,27 @@ def test_every_known_model_is_whole(known: Known) -> None:
     assert {part.name for part in facts.components} == set(known.stored) == set(known.parameters)
     assert all(part.bytes_as_loaded for part in facts.components)
     assert all((known.folder / part.name / "config.json").is_file() for part in facts.components)
-    assert all(source.startswith("https://") for source in known.sources)
     assert find_profile(facts).task == ("video" if size_rules(facts).is_video else "image")
     assert size_rules(facts).width_multiple is not None
+
+
+@pytest.mark.parametrize("known", MODELS, ids=lambda known: known.model)
+def test_every_fact_of_a_known_model_names_what_confirms_it(known: Known) -> None:
+    folders = {path.parent.name for path in known.folder.glob("*/*.json")}
+    assert set(known.sources) == folders | {"index", "stored"}
+    assert all(addresses and all(address.startswith("https://") for address in addresses) for addresses in known.sources.values())
+
+
+HEADER_BYTES = 2**20  # of all files of a component: a name, shape and place for each of its tensors
+
+
+@pytest.mark.parametrize("known", [known for known in MODELS if known.published], ids=lambda known: known.model)
+def test_published_weight_files_are_as_large_as_the_facts_make_them(known: Known) -> None:
+    """Sizes that were read off the published files hold the counts and the stored dtypes, which come from the configs."""
+    facts = known_facts(known.model, ModelOptions(), platform="cuda")
+    assert facts is not None
+    sizes = {part.name: sum(count * BITS[dtype] // 8 for dtype, count in part.stored_dtypes) for part in facts.components}
+    assert {name: size - sizes[name] for name, size in known.published.items() if not 0 <= size - sizes[name] < HEADER_BYTES} == {}
 
 
 # (multiple of width and height, frames step): as the models' own pipelines check them
