@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from batchgen.errors import UsageError
 from batchgen.inventory import profiles
+from batchgen.inventory.known import known_facts
+from batchgen.inventory.options import ModelOptions
 from batchgen.inventory.profiles import ProfileError, all_profiles, find_profile, named_profile, read_profile
 from batchgen.inventory.records import ComponentFacts, ModelFacts
 from batchgen.plan import selectors
@@ -126,6 +128,27 @@ def test_a_name_or_a_file_wins_over_what_would_be_found(tmp_path: Path) -> None:
 def test_defaults_follow_the_model_s_name(source: str, steps: int, guidance: float) -> None:
     defaults = dict(find_profile(found("FluxPipeline", source=source, kind="hub" if source[0] != "/" else "folder")).defaults)
     assert (defaults["steps"], defaults["guidance"], defaults["width"]) == (steps, guidance, 1024)
+
+
+# (steps, guidance) that the models' own pages give, where a family's members differ
+OF_MEMBERS = {
+    "black-forest-labs/FLUX.1-Kontext-dev": (28, 2.5), "black-forest-labs/FLUX.1-Krea-dev": (28, 4.5),
+    "black-forest-labs/FLUX.2-dev": (50, 4.0), "black-forest-labs/FLUX.2-klein-4B": (4, 1.0), "black-forest-labs/FLUX.2-klein-base-9B": (50, 4.0),
+    "Qwen/Qwen-Image-Edit": (50, 4.0), "Qwen/Qwen-Image-Edit-2509": (40, 4.0), "Qwen/Qwen-Image-Edit-2511": (40, 4.0),
+    "stabilityai/stable-diffusion-3.5-large": (28, 3.5), "stabilityai/stable-diffusion-3.5-large-turbo": (4, 0.0),
+    "stabilityai/stable-diffusion-3.5-medium": (40, 4.5), "Tongyi-MAI/Z-Image": (50, 4.0), "Tongyi-MAI/Z-Image-Turbo": (9, 0.0),
+    "Wan-AI/Wan2.2-T2V-A14B-Diffusers": (40, 4.0), "Wan-AI/Wan2.2-I2V-A14B-Diffusers": (40, 3.5), "Wan-AI/Wan2.2-TI2V-5B-Diffusers": (50, 5.0),
+    "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-720p_t2v": (50, 6.0),
+    "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v_distilled": (50, 1.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "expected"), OF_MEMBERS.items(), ids=OF_MEMBERS.keys())
+def test_members_of_a_family_have_their_own_defaults(model: str, expected: tuple[int, float]) -> None:
+    facts = known_facts(model, ModelOptions(), platform="cuda")
+    assert facts is not None
+    defaults = dict(find_profile(facts).defaults)
+    assert (defaults["steps"], defaults["guidance"]) == expected
 
 
 def test_the_built_in_model_has_every_default_of_a_picture_and_stays_on_any_device() -> None:
