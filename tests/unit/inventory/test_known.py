@@ -48,6 +48,7 @@ RULES = {
     "Qwen/Qwen-Image": (16, None), "black-forest-labs/FLUX.1-dev": (16, None), "stabilityai/stable-diffusion-xl-base-1.0": (8, None),
     "stabilityai/stable-diffusion-3.5-large": (16, None), "Wan-AI/Wan2.1-T2V-14B-Diffusers": (16, 4), "Lightricks/LTX-Video": (32, 8),
     "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v": (16, 4), "Tongyi-MAI/Z-Image-Turbo": (16, None),
+    "black-forest-labs/FLUX.2-klein-4B": (16, None), "Wan-AI/Wan2.2-TI2V-5B-Diffusers": (32, 4), "Lightricks/LTX-2": (32, 8),
 }  # fmt: skip
 
 
@@ -57,6 +58,16 @@ def test_size_rules_of_full_size_models(model: str, expected: tuple[int, int | N
     assert facts is not None
     rules = size_rules(facts)
     assert (rules.width_multiple, rules.frames_step) == expected
+
+
+@pytest.mark.parametrize("known", MODELS, ids=lambda known: known.model)
+def test_a_model_can_make_its_default_size(known: Known) -> None:
+    facts = known_facts(known.model, ModelOptions(), platform="cuda")
+    assert facts is not None
+    rules, defaults = size_rules(facts), dict(find_profile(facts).defaults)
+    sides = [defaults.get("width", 0), defaults.get("height", 0)]  # none: the input picture's
+    assert [side % (rules.width_multiple or 1) for side in sides] == [0, 0]
+    assert (defaults.get("num_frames", 1) - 1) % (rules.frames_step or 1) == 0
 
 
 def test_dtypes_follow_the_platform_and_the_user() -> None:
