@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from batchgen import builtin
+from batchgen.cli import streams
 from batchgen.cli.run_options import RunOptions
 from batchgen.cli.settings import resolved_settings
 from batchgen.runfolder import RunFolder
@@ -66,7 +67,8 @@ def _say_what_next(folder: RunFolder, sheet: Path | None, *, failed: int) -> Non
         ("batchgen run prompts.csv --model Qwen/Qwen-Image", "your own list; run it again to resume"),
     ]
     lines += next_lines(steps, console(sys.stdout, elsewhere=TEXT_WIDTH).width)
-    sys.stdout.write("\n".join(line for line in lines if line) + "\n")
+    with streams.kept_besides(sys.stdout, "what to do next", f"the pictures are in {folder.path}"):
+        sys.stdout.write("\n".join(line for line in lines if line) + "\n")
 
 
 def next_lines(steps: Sequence[tuple[str, str]], width: int) -> list[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TextIO
 
@@ -119,16 +119,9 @@ def print_tables(parts: Sequence[RenderableType | None], stream: TextIO, *, kept
 
     `kept`: where they are besides; then a stream that is full is no error, but a line on stderr. Raises BrokenPipeError.
     """
-    try:
+    with streams.kept_besides(stream, "the tables", f"they are in {kept}") if kept is not None else nullcontext():
         if stream.isatty():
             tables.print_parts(parts, console(stream))
         else:
             stream.write(tables.as_text(parts, width=columns() or tables.TEXT_WIDTH))
             stream.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        if kept is None:
-            raise
-        streams.silence(stream)
-        print(f"the tables cannot be printed: {error.strerror or error}; they are in {kept}", file=sys.stderr)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from batchgen.cli import streams
 from batchgen.cli.finishing import write_jobs_table
 from batchgen.cli.places import RunPath, store_of
 from batchgen.errors import EXIT_DONE, EXIT_SOME_FAILED, DiskError, UsageError
@@ -60,7 +61,8 @@ def command(folders: tuple[Path, ...], output: str, copy: bool, partial: bool) -
         click.echo(printable(line), err=True)
     said = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "no jobs"
     left_out = f"; {counted(skipped, 'invalid row')} skipped" if skipped else ""
-    sys.stdout.write(f"{target.path}: {said}{left_out}\n{report}\n")
+    with streams.kept_besides(sys.stdout, "what was joined", f"it is in {target.path}"):
+        sys.stdout.write(f"{target.path}: {said}{left_out}\n{report}\n")
     return EXIT_SOME_FAILED if missing or skipped or any(counts[state] for state in ("pending", "failed", "filtered")) else EXIT_DONE
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from batchgen.cli import streams
 from batchgen.cli.places import RunPath
 from batchgen.errors import EXIT_DONE
 from batchgen.runfolder import RunFolder
@@ -38,7 +39,6 @@ def command(folder: Path, kind: str) -> int:
 def _html(run: RunFolder) -> None:
     from batchgen.report.html import write_contact_sheet, write_report
 
-    click.echo(str(write_report(run, charts=True)))
-    sheet = write_contact_sheet(run)
-    if sheet is not None:
-        click.echo(str(sheet))
+    made = [write_report(run, charts=True), write_contact_sheet(run)]
+    with streams.kept_besides(sys.stdout, "where the page is", f"it is in {run.path}"):
+        sys.stdout.writelines(f"{path}\n" for path in made if path is not None)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 
@@ -60,6 +62,22 @@ def _to_nowhere(number: int, flags: int) -> None:
     if null != number:
         os.dup2(null, number)
         os.close(null)
+
+
+@contextmanager
+def kept_besides(stream: TextIO, what: str, where: object) -> Iterator[None]:
+    """For `what` is written inside and stands `where` it was made, too: a stream that is full is no error then, but a line on stderr.
+
+    Raises BrokenPipeError where the reader has gone: by then all is done.
+    """
+    try:
+        yield
+        stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        silence(stream)
+        print(f"{what} cannot be printed: {error.strerror or error}; {where}", file=sys.stderr)
 
 
 def silence(stream: TextIO) -> None:

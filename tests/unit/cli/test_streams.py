@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from batchgen.cli.finishing import print_tables
 from batchgen.report import console
 from batchgen.report.sheet import Column, Sheet
+from reportkit import finished_run
 
 FULL = Path("/dev/full")
 
@@ -61,6 +64,34 @@ def test_a_run_keeps_its_exit_code_where_its_tables_cannot_be_printed(here: Path
     other = shell("$B run p.csv --model builtin --steps 1 -q -o full --image-format jpeg", here)
     assert other.returncode == 2
     assert "image_format: png -> jpeg" in other.stderr
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(("command", "made", "said"), [
+    ("merge one two -o all", ["all/journal.sqlite", "all/report.html", "all/tables/jobs.csv"], "what was joined cannot be printed"),
+    ("report whole", ["whole/report.html", "whole/contact.png"], "where the page is cannot be printed"),
+], ids=["merge", "report"])  # fmt: skip
+def test_what_is_made_is_made_and_told_by_its_exit_code_where_nobody_reads(tmp_path: Path, command: str, made: list[str], said: str) -> None:
+    finished_run(tmp_path / "whole", ["a", "b"])
+    for number, name in enumerate(("one", "two"), 1):
+        shard = finished_run(tmp_path / name, ["a", "b"])
+        shard.run_json.write_text(json.dumps({"shard": f"{number}/2", "manifest": {"path": "/lists/p.csv"}, "settings": {}}))
+    for stream, code in ((">/dev/full", 0), (">&-", 0), ("| true; exit ${PIPESTATUS[0]}", 141)):
+        result = shell(f"$B {command} {stream}", tmp_path)
+        assert result.returncode == code, result.stderr
+        assert (said in result.stderr) == (stream == ">/dev/full")
+        assert "error" not in result.stderr
+        for path in made:
+            (tmp_path / path).rename(tmp_path / f"{path}.was")  # there, and made anew by the next
+        shutil.rmtree(tmp_path / "all", ignore_errors=True)
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+def test_a_verdict_that_stands_nowhere_else_is_lost_with_a_full_stdout(tmp_path: Path) -> None:
+    finished_run(tmp_path / "whole", ["a", "b"])
+    assert shell("$B verify whole", tmp_path).returncode == 0
+    full = shell("$B verify whole --json >/dev/full", tmp_path)
+    assert (full.returncode, full.stderr) == (1, "error: standard output cannot be written: No space left on device\n")
 
 
 def table() -> Sheet:
