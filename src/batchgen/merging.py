@@ -53,6 +53,7 @@ class Part:
         manifest = self.record.get("manifest") or {}
         settings = self.record.get("settings") or {}
         said = {f"--{name}": (settings.get(name) or {}).get("value") for name in JOB_OPTIONS}
+        said["--format"] = self.record.get("manifest_kind") or said["--format"]  # where no option names it, the file's suffix does
         if isinstance(said["--carry"], list):  # given at once or one by one
             said["--carry"] = ",".join(map(str, said["--carry"])) or None
         pixels = self.record.get("pixel_settings") or {}

@@ -151,6 +151,17 @@ class RunFolder:
             )
 
 
+    def check_kind(self, kind: str) -> None:
+        """Raises RefusedError if this folder was begun with the manifest's very bytes read as another kind: they give other prompts."""
+        record = self.read_run() or {}
+        began, manifest = record.get("manifest_kind"), record.get("manifest") or {}
+        if self.manifest is None or began in (None, kind) or manifest.get("sha256") is None or manifest["sha256"] != _hash(self.manifest):
+            return
+        raise RefusedError(
+            f"{self.path} was begun with {manifest.get('path')} read as {began}; the same bytes are read as {kind} now",
+            hint=f"Go on with --format {began}, use --new to start beside it, or name another folder with -o.",
+        )
+
     def check_remote(self, shown: str | None) -> None:
         """Raises RefusedError if this folder is the state of a run whose outputs are elsewhere. `shown`: a URL without secrets, or None."""
         record = self.read_run()

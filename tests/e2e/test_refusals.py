@@ -85,6 +85,12 @@ def test_another_manifests_folder_is_refused(tmp_path: Path, qwen_folder: Path) 
     assert said.code == 2, said
     assert "one.csv" in said.err
     assert "--new" in said.err
+    # the same bytes, read as a list of three prompts
+    (tmp_path / "one.txt").write_bytes((tmp_path / "one.csv").read_bytes())
+    said = batchgen("run", "one.txt", "--model", qwen_folder, "-o", "run", folder=tmp_path)
+    assert said.code == 2, said
+    assert "read as csv; the same bytes are read as txt now" in said.err
+    assert batchgen("run", "one.txt", "--format", "csv", "--model", qwen_folder, "-o", "run", folder=tmp_path).code == 0
 
 
 SLIPS = [

@@ -49,7 +49,7 @@ def make_shard(path: Path, number: int, jobs: Sequence[Job], *, left: int = 0, f
     folder.prepare()
     shard = Shard(number, SHARDS)
     manifest = {"path": "/lists/p.csv", "sha256": "ab12"}
-    folder.write_run({"pixel_settings": PIXELS, "shard": str(shard), "manifest": manifest, "settings": {}} | record)
+    folder.write_run({"pixel_settings": PIXELS, "shard": str(shard), "manifest": manifest, "manifest_kind": "csv", "settings": {}} | record)
     own = list(shard.of(jobs))
     with Journal.open(folder.journal) as journal:
         journal.ingest(own)
@@ -348,6 +348,7 @@ REFUSED = {
     "another-number-of-shards": ({"shard": "2/5"}, "shards: 3 -> 5"),
     "the-same-shard-twice": ({"shard": "1/3"}, "shard 1/3 is named twice"),
     "no-shard-at-all": ({"shard": None}, "is no shard"),
+    "the-same-bytes-as-another-kind": ({"manifest_kind": "txt"}, "--format: csv -> txt"),
     "another-limit": ({"settings": {"limit": {"value": 5}}}, "--limit: not set -> 5"),
     "another-number-of-pictures": ({"settings": {"num-images": {"value": 2}}}, "--num-images: not set -> 2"),
     "another-column": ({"settings": {"prompt-column": {"value": "text"}}}, "--prompt-column: not set -> text"),

@@ -47,6 +47,24 @@ def test_the_same_manifest_goes_on_also_edited(tmp_path: Path, manifest: Path) -
     assert RunFolder.open(tmp_path / "run", manifest_path=manifest).path == tmp_path / "run"
 
 
+@pytest.mark.parametrize(("began", "renamed", "edited", "refused"), [
+    ("csv", "p.txt", False, True), ("csv", None, False, True), ("txt", "p.txt", False, False), ("csv", None, True, False), (None, "p.txt", False, False),
+], ids=["another suffix", "another --format", "another suffix, the kind said", "edited, and of another kind", "begun before kinds were noted"])
+def test_the_same_bytes_read_as_another_kind_are_another_list(
+    tmp_path: Path, manifest: Path, began: str | None, renamed: str | None, edited: bool, refused: bool,
+) -> None:
+    begun(tmp_path / "run", manifest, manifest_kind=began)
+    now = manifest.rename(tmp_path / renamed) if renamed is not None else manifest
+    if edited:
+        now.write_text("other words\n")
+    folder = RunFolder(tmp_path / "run", now)
+    if refused:
+        with pytest.raises(RefusedError, match="read as csv; the same bytes are read as txt now"):
+            folder.check_kind("txt")
+    else:
+        folder.check_kind("txt")
+
+
 def test_the_same_manifest_goes_on_also_moved(tmp_path: Path, manifest: Path) -> None:
     begun(tmp_path / "run", manifest)
     moved = manifest.rename(tmp_path / "moved.csv")

@@ -114,6 +114,7 @@ def render(request: RenderRequest, worker: WorkerProcess | None = None) -> Outco
         facts = fitted(request, facts, checked, note, place)
         folder = RunFolder.open(folder_path, manifest_path=_kept(request.manifest, path, folder_path), new=request.run.new)
         pixels = pixel_settings(request, facts)
+        folder.check_kind(checked.kind)
         folder.check_pixel_settings(pixels)
         folder.check_remote(None if remote is None else remote.shown)
         folder.check_shard(None if run.shard is None else str(run.shard))
@@ -127,7 +128,8 @@ def render(request: RenderRequest, worker: WorkerProcess | None = None) -> Outco
         if journal.damaged is not None:
             note(f"the journal was damaged; it is kept as {journal.damaged.name}, and finished outputs are found by themselves")
         merged = (folder.read_run() or {}).get("merged")  # kept, so that shards can be merged in after a run of the whole
-        folder.write_run(run_record(request, facts, pixels, remote) | ({} if merged is None else {"merged": merged}))
+        own = {"manifest_kind": checked.kind} | ({} if merged is None else {"merged": merged})
+        folder.write_run(run_record(request, facts, pixels, remote) | own)
         taken = journal.ingest(_jobs(path, options, run.shard), complete=run.limit is None, mark=_mark(path, options, run.shard))
         journal.set_skipped((row.row, None, row.reason) for row in checked.skipped)
         if taken.vanished:
