@@ -26,6 +26,7 @@ class StandIn:
     fail: int = 0
     failed: int = 0
     puts: list[str] = field(default_factory=list)  # object names of uploads that came through
+    conditions: str = "kept"  # of conditional uploads: "kept", "ignored" or answered with "501", as by stores that do not know them
     gate: Callable[[str], None] = lambda name: None  # called before each upload that is let through
 
     @property
@@ -73,6 +74,12 @@ def stand_in(bucket: str = "night") -> Iterator[StandIn]:
                 return [b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"]
             stand.gate(name)
             return app(environ, partial(noted, name, start))
+        if environ["REQUEST_METHOD"] == "PUT" and stand.conditions != "kept":
+            asked = [environ.pop(header, None) for header in ("HTTP_IF_NONE_MATCH", "HTTP_IF_MATCH")]
+            if any(asked) and stand.conditions == "501":
+                environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+                start("501 Not Implemented", [("Content-Type", "application/xml")])
+                return [b"<Error><Code>NotImplemented</Code><Message>A header is not implemented.</Message></Error>"]
         return app(environ, start)
 
     def noted(name: str, start: Callable[..., Any], status: str, *rest: Any) -> Any:

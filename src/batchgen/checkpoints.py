@@ -16,15 +16,22 @@ from batchgen.errors import BatchgenError
 from batchgen.outputs.files import make_folders
 from batchgen.outputs.store import Store
 from batchgen.runfolder import RunFolder
+from batchgen.shards import Shard
 
 EVERY_SECONDS = 300.0
+
+
+def records_below(shard: Shard | None) -> str:
+    """Where the records of a run lie below the address, a prefix of names. Shards share an address and keep theirs apart."""
+    return "" if shard is None else f"shards/{shard.label}/"
 
 
 class Checkpoints:
     """Mutable; of one run. `maybe` is cheap and may be called at every event of a window's end."""
 
-    def __init__(self, folder: RunFolder, store: Store, *, every_seconds: float = EVERY_SECONDS) -> None:
-        self._folder, self._store = folder, store
+    def __init__(self, folder: RunFolder, store: Store, *, below: str = "", every_seconds: float = EVERY_SECONDS) -> None:
+        """`below`: see `records_below`."""
+        self._folder, self._store, self._below = folder, store, below
         self._every = every_seconds
         self._last = time.monotonic()
         self._thread: threading.Thread | None = None
@@ -62,22 +69,25 @@ class Checkpoints:
                     closing(sqlite3.connect(copy)) as goal,
                 ):
                     source.backup(goal)
-                self._store.put(folder.journal.name, copy)
+                self._store.put(self._below + folder.journal.name, copy)
         for path in (folder.run_json, folder.report, *sorted(folder.tables.glob("*"))):
             if path.is_file() and not path.name.startswith("."):
-                self._store.put(path.relative_to(folder.path).as_posix(), path)
+                self._store.put(self._below + path.relative_to(folder.path).as_posix(), path)
 
 
-def take_up(folder: RunFolder, store: Store) -> bool:
-    """Fetches the records of a run that another state folder began, into one that is new. True if there were any. Raises StoreError."""
+def take_up(folder: RunFolder, store: Store, below: str = "") -> bool:
+    """Fetches the records of a run that another state folder began, into one that is new. True if there were any. Raises StoreError.
+
+    `below`: see `records_below`.
+    """
     if folder.run_json.exists() or folder.journal.exists():
         return False
     make_folders(folder.path)
     with tempfile.TemporaryDirectory(dir=folder.path, prefix=".batchgen-") as temp:
         record, journal = Path(temp) / "run.json", Path(temp) / "journal.sqlite"
-        if not store.get(folder.run_json.name, record):
+        if not store.get(below + folder.run_json.name, record):
             return False
-        if store.get(folder.journal.name, journal):
+        if store.get(below + folder.journal.name, journal):
             journal.rename(folder.journal)
         record.rename(folder.run_json)  # last: its presence says that all is here
     return True

@@ -98,14 +98,22 @@ def read_holder(path: Path) -> Holder | None:
         return Holder("an unknown machine", 0, "", "", "", 0.0, "")
 
 
-def is_alive(path: Path, holder: Holder) -> bool:
-    """Does the run that made this lock still go on? Asks the system on the same machine, the heartbeat on any other."""
+def lives_here(holder: Holder) -> bool | None:
+    """Whether the holder's process goes on, where the system of this machine can say so; None where it cannot."""
     me = Holder.me()
     if holder.pid and holder.host == me.host and holder.boot_id and me.boot_id:
         if holder.boot_id != me.boot_id:
             return False  # the machine was started again since
         if holder.pid_space == me.pid_space:
             return _process_lives(holder)
+    return None
+
+
+def is_alive(path: Path, holder: Holder) -> bool:
+    """Does the run that made this lock still go on? Asks the system on the same machine, the heartbeat on any other."""
+    lives = lives_here(holder)
+    if lives is not None:
+        return lives
     age = heartbeat_age(path)
     return age is not None and age < STALE_SECONDS
 

@@ -38,6 +38,11 @@ class Shard:
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"
 
+    @property
+    def label(self) -> str:
+        """`2-of-3`, for names of files and objects."""
+        return f"{self.number}-of-{self.count}"
+
     @classmethod
     def of_key(cls, key: str, count: int) -> Shard:
         """Which of `count` shares the job of this key (32 hex digits, see `jobs.job_key`) is in. Keys are hashes, so shares are alike."""

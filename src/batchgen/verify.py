@@ -38,6 +38,7 @@ class Tally:
     vanished: int = 0  # files of rows that the manifest no longer has: kept, and not compared
     unlisted: int = 0  # files of rows beyond the last run's limit, or of none: a journal begun anew has not seen the whole manifest
     going_on: str | None = None  # the run that writes into the folder meanwhile
+    others: int = 0  # objects at a shard's address that are not its own, as other shards put theirs there
     in_hand: int = 0  # its files that the journal did not tell of when the comparing began
 
 

@@ -39,6 +39,7 @@ LEVELS = {
     "batchgen.reconcile": 4,
     "batchgen.remotecheck": 4,
     "batchgen.checkpoints": 4,
+    "batchgen.lease": 4,
     "batchgen.runfolder": 4,
     "batchgen.runlock": 4,
     "batchgen.verify": 4,

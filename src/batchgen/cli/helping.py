@@ -105,7 +105,10 @@ SECTIONS = {
         "negative-prompt", "size", "width", "height", "steps", "guidance", "true-cfg-scale", "num-images", "jobs", "frames", "num-frames",
         "fps", "strength", "lora", "seed",
     ),
-    "The run": ("output", "state", "new", "shard", "stop-at", "max-hours", "smoke", "retry-failed", "verify", "overwrite", "job-timeout"),
+    "The run": (
+        "output", "state", "new", "take-over", "shard", "stop-at", "max-hours", "smoke", "retry-failed", "verify", "overwrite",
+        "job-timeout",
+    ),
     "Looking": ("watch", "interval", "partial", "copy"),
     "What is written": ("name", "image-format", "image-quality", "png-compression", "video-format", "events"),
     "What is said": ("policy-only", "rehearse", "show-residency", "explain", "preview", "json", "quiet", "verbose", "debug"),

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TextIO
 
 from batchgen import __version__, manifest
-from batchgen.checkpoints import Checkpoints
+from batchgen.checkpoints import Checkpoints, records_below
 from batchgen.cli.check import manifest_file
 from batchgen.cli.engines import Workplace, workplace
 from batchgen.cli.finishing import finish, learn_from, print_tables
 from batchgen.cli.fitting import Shapes, adapted, rehearse_and_fit
-from batchgen.cli.places import run_place
+from batchgen.cli.places import held, run_place
 from batchgen.cli.request import (
     Facts,
     RenderRequest,
@@ -47,6 +47,7 @@ from batchgen.inventory.profiles import find_profile
 from batchgen.inventory.records import DeviceFacts, ModelFacts, Profile
 from batchgen.jobs import Job, ShapeKey, largest_jobs
 from batchgen.journal import Journal
+from batchgen.lease import Lease
 from batchgen.manifest.options import ManifestOptions
 from batchgen.outputs.delivery import Delivery
 from batchgen.outputs.files import disk_errors
@@ -96,6 +97,8 @@ def render(request: RenderRequest, worker: WorkerProcess | None = None) -> Outco
             worker = stack.enter_context(_ended_on_error(worker or prewarm()))
         folder_path, store = run_place(run, default_folder(request.manifest, request.model, run.shard))
         remote = store.location if store is not None else None
+        note = _notes(request.run)
+        lease = stack.enter_context(held(folder_path, store, run, note)) if store is not None else None
         request = replace(request, model_options=_same_revision(request, folder_path))
         place = stack.enter_context(workplace(run))
         facts = gather(request, place)
@@ -106,19 +109,19 @@ def render(request: RenderRequest, worker: WorkerProcess | None = None) -> Outco
         options = replace(options, shown_as=shown)
         checked = manifest.check(path, options)
         events = stack.enter_context(_events_file(request.run.events)) if request.run.events else None
-        note = _notes(request.run)
         for line in (*facts.model.notes, *map(str, checked.warnings)):
             note(line)
         if store is not None and store.warning is not None:
             note(store.warning)
         facts = fitted(request, facts, checked, note, place)
-        folder = RunFolder.open(folder_path, manifest_path=_kept(request.manifest, path, folder_path), new=request.run.new)
+        folder = RunFolder.open(folder_path, manifest_path=_kept(request.manifest, path, folder_path), new=run.new and store is None)
         pixels = pixel_settings(request, facts)
         folder.check_kind(checked.kind)
         folder.check_pixel_settings(pixels)
         folder.check_remote(None if remote is None else remote.shown)
         folder.check_shard(None if run.shard is None else str(run.shard))
-        stack.enter_context(folder.lock())
+        if lease is None:
+            stack.enter_context(folder.lock())
         folder.prepare()
         if request.manifest == "-" and folder.manifest is not None:
             shutil.copyfile(path, folder.manifest)
@@ -139,7 +142,7 @@ def render(request: RenderRequest, worker: WorkerProcess | None = None) -> Outco
         if room.warning is not None and store is None:
             note(room.warning)
         trial = largest_jobs(_jobs(path, options, run.shard)) if run.smoke else ()
-        return _carry_out(request, facts, folder, journal, place, worker, events, trial, store)
+        return _carry_out(request, facts, folder, journal, place, worker, events, trial, store, lease)
 
 
 def _jobs(path: str, options: ManifestOptions, shard: Shard | None) -> Iterator[Job]:
@@ -257,7 +260,7 @@ def _notes(run: RunOptions) -> Callable[[str], None]:
 
 def _carry_out(
     request: RenderRequest, facts: Facts, folder: RunFolder, journal: Journal, place: Workplace, worker: WorkerProcess | None,
-    events: TextIO | None, trial: Sequence[Job], store: Store | None,
+    events: TextIO | None, trial: Sequence[Job], store: Store | None, lease: Lease | None,
 ) -> Outcome:
     run = request.run
     counts = journal.counts()
@@ -268,7 +271,7 @@ def _carry_out(
     if run.verbose:
         print_tables([trail_table(facts.plan)], sys.stderr)
     started = time.monotonic()
-    checkpoints = Checkpoints(folder, store) if store is not None else None
+    checkpoints = Checkpoints(folder, store, below=records_below(run.shard)) if store is not None else None
     place_shown = f"{store.shown}/outputs\nstate: {folder.path}" if store is not None else str(folder.outputs)
     try:
         with ExitStack() as stack:
@@ -279,7 +282,7 @@ def _carry_out(
                 listen(event)
                 if isinstance(event, WindowDone):  # all it rendered has been told by now; what else differs was found on the disk
                     _rebase(pace, journal)
-                    if checkpoints is not None:
+                    if checkpoints is not None and not _lost(lease):
                         checkpoints.maybe()
 
             def found(line: str) -> None:  # before the first window: outputs lost or adopted change what is left to do
@@ -287,14 +290,15 @@ def _carry_out(
                 display.note(line)
 
             asked = _request(request, facts, folder, journal, place, worker, trial, store)
-            result = run_jobs(replace(asked, say=found), recount)
+            asked = replace(asked, say=found, withdrawn=lambda: None if lease is None else lease.lost)
+            result = run_jobs(asked, recount)
             _rebase(pace, journal)
             for line in result.lines:
                 display.note(line)
     except BatchgenError:
         with suppress(BatchgenError, OSError):  # what stopped the run, a full disk for one, may stop the tables too
             finish(folder, journal, facts.plan, summary, seconds=time.monotonic() - started, stream=sys.stdout, place=place_shown)
-        if checkpoints is not None:
+        if checkpoints is not None and not _lost(lease, look=True):
             with suppress(BatchgenError, OSError):
                 checkpoints.finish()
         raise
@@ -303,7 +307,7 @@ def _carry_out(
         finish(folder, journal, facts.plan, summary, seconds=result.seconds, stream=sys.stdout, place=place_shown)
     except BrokenPipeError as error:  # what remains to be done does not depend on a reader
         unread = error
-    if checkpoints is not None:
+    if checkpoints is not None and not _lost(lease, look=True):
         checkpoints.finish()
     learn_from(facts, summary)
     if result.stopped_by is not None:
@@ -313,6 +317,11 @@ def _carry_out(
     if unread is not None:
         raise unread
     return Outcome(folder, result, summary, facts, len(journal.skipped()))
+
+
+def _lost(lease: Lease | None, *, look: bool = False) -> bool:
+    """Has another run taken the address over? Then the records there are its own. `look`: ask the store now."""
+    return lease is not None and (lease.confirm() if look else lease.lost) is not None
 
 
 def _rebase(pace: Pace, journal: Journal) -> None:

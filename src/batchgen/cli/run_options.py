@@ -35,6 +35,7 @@ class RunOptions:
     output: str | None = None
     state: str | None = None  # where outputs go to a URL: the local folder of journal and tables; None: the user's state folder
     new: bool = False
+    take_over: bool = False  # where outputs go to a URL: from a run that holds it
     limit: int | None = None
     shard: Shard | None = None  # this run's share of the jobs; None: all
     devices: tuple[str, ...] = ()  # empty: all
@@ -82,6 +83,9 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option("-o", "--output", metavar="DIR|URL", help="Run folder, default results/<manifest>-<model>; or s3://bucket/prefix."),
     click.option("--state", metavar="DIR", help="With outputs at a URL: where journal and tables are kept."),
     click.option("--new", is_flag=True, help="Start beside a folder that holds another run."),
+    click.option(
+        "--take-over", is_flag=True, help="With outputs at a URL: take it over from a run that writes there; that one stops.",
+    ),
     click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N rows."),
     click.option(
         "--shard", metavar="I/N", callback=parsed(Shard.parse),

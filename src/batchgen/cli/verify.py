@@ -38,7 +38,7 @@ def command(folder: Path, as_json: bool) -> int:
     if as_json:
         found = {
             "schema": 1, "checked": tally.checked, "bytes": tally.size_bytes, "vanished": tally.vanished, "unlisted": tally.unlisted,
-            "going_on": tally.going_on, "in_hand": tally.in_hand, "findings": findings,
+            "others": tally.others, "going_on": tally.going_on, "in_hand": tally.in_hand, "findings": findings,
         }
         click.echo(json.dumps(found, ensure_ascii=False))
     else:
@@ -50,6 +50,8 @@ def command(folder: Path, as_json: bool) -> int:
         if tally.unlisted:
             files = counted(tally.unlisted, "file")
             click.echo(f"{files} of rows that --limit left out or that are no longer in the manifest, not compared")
+        if tally.others:
+            click.echo(f"{counted(tally.others, 'file')} that this shard does not know, as other shards' would be; not compared")
         said = "nothing is wrong" if not findings else counted(len(findings), "finding")
         click.echo(f"{counted(tally.checked, 'output')} checked, {size_text(tally.size_bytes)} as the journal says, {said}")
         if any(finding["wrong"] != "stranger" for finding in findings):

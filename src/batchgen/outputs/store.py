@@ -27,8 +27,8 @@ T = TypeVar("T")
 ATTEMPTS = 7
 PROBE_ATTEMPTS = 3  # at a store that nobody answers for, before the night: a wrong address stays wrong
 FIRST_PAUSE_SECONDS = 0.5  # doubled each time: about half a minute in all
-_OBJECTS = S3 | {"gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "memory"}  # a put is atomic there
-_LOCAL = frozenset({"file", "local"})
+OBJECTS = S3 | {"gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "memory"}  # a put is atomic there
+LOCAL = frozenset({"file", "local"})
 # By name: the libraries that raise them are extras.
 _FINAL = (
     "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "InvalidEndpointError", "ParamValidationError", "ImportError",
@@ -65,7 +65,7 @@ class Store:
         import fsspec
 
         options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
-        if location.protocol in _LOCAL:
+        if location.protocol in LOCAL:
             options = {"auto_mkdir": True}
         if location.protocol in S3:
             options |= {name: dict(value) if isinstance(value, tuple) else value for name, value in location.options}
@@ -106,18 +106,18 @@ class Store:
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
-    def _tried(self, what: str, act: Callable[[], T], *, unreached_attempts: int = ATTEMPTS) -> T:
+    def _tried(self, what: str, act: Callable[[], T], *, attempts: int = ATTEMPTS, unreached_attempts: int = ATTEMPTS) -> T:
         """The act's result, after passing failures too. FileNotFoundError passes through; raises StoreError.
 
         `unreached_attempts`: how often to try where nobody answers at the endpoint.
         """
-        for attempt in range(1, ATTEMPTS + 1):
+        for attempt in range(1, attempts + 1):
             try:
                 return act()
             except FileNotFoundError:
                 raise
             except Exception as error:  # noqa: BLE001  each family of stores raises its own
-                if attempt == ATTEMPTS or _final(error) or (attempt >= unreached_attempts and _unreached(error)):
+                if attempt == attempts or _final(error) or (attempt >= unreached_attempts and _unreached(error)):
                     raise self._error(what, error) from None
             # a crowd of workers that were turned away together does not come back together
             self._pause(FIRST_PAUSE_SECONDS * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))  # noqa: S311 no secret
@@ -161,11 +161,11 @@ class Store:
 
     def _put(self, name: str, local: Path, key: str | None, sha256: str | None) -> None:
         goal, protocol = self._path(name), self.location.protocol
-        if protocol in _LOCAL:
+        if protocol in LOCAL:
             atomic_write(Path(goal), lambda handle: _copy(local, handle), overwrite=True)
         elif protocol == "memory":
             self._fs.pipe_file(goal, local.read_bytes())
-        elif protocol in _OBJECTS:
+        elif protocol in OBJECTS:
             notes = {_KEY: key, _HASH: sha256}
             metadata = {note: value for note, value in notes.items() if value is not None}
             self._fs.put_file(str(local), goal, **({"Metadata": metadata} if metadata and protocol in S3 else {}))

@@ -99,8 +99,12 @@ def _s3_options(text: str) -> tuple[tuple[str, object], ...]:
     return tuple(sorted(found.items()))
 
 
-def state_folder(location: Location, environ: Mapping[str, str]) -> Path:
-    """Where a run with its outputs there keeps its journal by default: the user's state folder, a name made of the place."""
+def state_folder(location: Location, environ: Mapping[str, str], shard: str | None = None) -> Path:
+    """Where a run with its outputs there keeps its journal by default: the user's state folder, a name made of the place.
+
+    `shard`: the label of the share that the run renders, since shards of one place keep a journal each.
+    """
     base = environ.get("XDG_STATE_HOME") or str(Path(environ.get("HOME") or "~").expanduser() / ".local" / "state")
     stem = re.sub(r"[^\w.\-]+", "_", location.shown.rpartition("/")[2]).strip("._")[:60] or "run"
-    return Path(base) / "batchgen" / f"{stem}-{hashlib.sha256(location.shown.encode()).hexdigest()[:10]}"
+    name = f"{stem}-{hashlib.sha256(location.shown.encode()).hexdigest()[:10]}"
+    return Path(base) / "batchgen" / (name if shard is None else f"{name}-{shard}")

@@ -28,6 +28,18 @@ def test_a_place_stands_for_the_state_of_its_run(states: Path) -> None:
     assert RunPath().convert(PLACE, None, None) == states
 
 
+def test_a_place_of_shards_stands_for_the_only_one_or_names_all(states: Path) -> None:
+    folders = [RunFolder(states.with_name(f"{states.name}-{number}-of-12")) for number in (3, 11)]
+    for folder in folders:
+        folder.prepare()
+        if folder is folders[1]:
+            assert RunPath().convert(PLACE, None, None) == folders[0].path
+        folder.write_run({"shard": "3/12"})
+    with pytest.raises(RefusedError) as caught:
+        RunPath().convert(PLACE, None, None)
+    assert all(f"  {folder.path}\n" in str(caught.value) for folder in folders)
+
+
 def test_a_place_whose_state_is_elsewhere_is_refused_with_where_to_look() -> None:
     with pytest.raises(RefusedError) as caught:
         RunPath().convert("s3://key:hunter2@night/a", None, None)

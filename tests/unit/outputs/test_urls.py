@@ -71,4 +71,5 @@ def test_each_place_has_a_state_of_its_own() -> None:
     one, other = Location.parse("s3://a:b@bucket/run"), Location.parse("s3://bucket2/run")
     assert state_folder(one, {"XDG_STATE_HOME": "/s"}) == state_folder(Location.parse("s3://bucket/run/?key=z"), {"XDG_STATE_HOME": "/s"})
     assert state_folder(one, {"XDG_STATE_HOME": "/s"}) != state_folder(other, {"XDG_STATE_HOME": "/s"})
+    assert state_folder(one, {"XDG_STATE_HOME": "/s"}, "1-of-2") != state_folder(one, {"XDG_STATE_HOME": "/s"})
     assert str(state_folder(one, {"HOME": "/home/me"})).startswith("/home/me/.local/state/batchgen/run-")
