@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from batchgen.execute import rehearse
+from batchgen.execute import hollow_model, playing
 from batchgen.execute.load import ModelFolder
 from batchgen.jobs import ShapeKey
 
@@ -24,10 +24,10 @@ def dtypes(folder: Path, dtype: str = "float32") -> dict[str, str]:
 def assert_equal_to_the_byte(family: str, folder: Path, inputs: tuple[str, ...] = ()) -> None:
     """Every stage at two shapes and two batches: weights, peaks, outputs, FLOPs and calls."""
     inputs = shape(family, 64, 64, inputs).inputs
-    hollow_run = rehearse.hollow_rehearsal(str(folder), dtypes(folder), inputs=inputs)
-    real_run = rehearse.real_rehearsal(str(folder), dtypes(folder), inputs=inputs)
+    hollow_run = hollow_model.hollow_rehearsal(str(folder), dtypes(folder), inputs=inputs)
+    real_run = hollow_model.real_rehearsal(str(folder), dtypes(folder), inputs=inputs)
     assert hollow_run.weights == real_run.weights
     for width, height in ((64, 64), (96, 64)):
-        job = rehearse.job_of(shape(family, width, height, inputs), "a red circle on a blue background")
+        job = playing.job_of(shape(family, width, height, inputs), "a red circle on a blue background")
         for batch in (1, 2):
-            assert rehearse.play(hollow_run, job, batch) == rehearse.play(real_run, job, batch)
+            assert playing.play(hollow_run, job, batch) == playing.play(real_run, job, batch)

@@ -21,11 +21,11 @@ import tiny
 from batchgen.errors import ModelError
 from batchgen.events import ComponentLoaded, ComponentMoved, DecisionMade, StageBatchDone, WorkerReady
 from batchgen.execute.families import find_family
+from batchgen.execute.hollow_model import hollow_rehearsal
 from batchgen.execute.load import ModelFolder, check_loaded
 from batchgen.execute.memory import HostBudget
 from batchgen.execute.meter import Meter
 from batchgen.execute.moving import AbsentWeightError
-from batchgen.execute.rehearse import hollow_rehearsal
 from batchgen.execute.residency import Residency
 from batchgen.execute.settings import Window
 from batchgen.execute.stages import Item, Stages, build_stages, join_rows, split_rows

@@ -16,7 +16,7 @@ import torch
 
 import enginekit
 from batchgen.events import OutputDone
-from batchgen.execute import rehearse
+from batchgen.execute import hollow_model, rehearse
 from batchgen.execute.load import ModelFolder
 from batchgen.execute.request import window_sizes
 from batchgen.execute.residency import Residency
@@ -77,8 +77,8 @@ class HollowLoading(ModelFolder):
     pretended: PretendedDevice
 
     def load_model(self, name: str, dtype: torch.dtype, **more: Any) -> torch.nn.Module:
-        read = rehearse.HollowFolder(self.path, self.pipeline_class, self.entries, self.settings, self.absent)
-        return self.pretended.component(rehearse._build(read, name, dtype, self.scene))
+        read = hollow_model.HollowFolder(self.path, self.pipeline_class, self.entries, self.settings, self.absent)
+        return self.pretended.component(hollow_model.hollow_component(read, name, dtype, self.scene))
 
 
 def engine_on(folder: Path, where: Path, ran: enginekit.Ran, plan: Plan) -> tuple[Any, PretendedDevice]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from batchgen.errors import ModelError
-from batchgen.execute import rehearse
+from batchgen.execute import hollow_model, playing, rehearse
 from batchgen.execute.load import ModelFolder, torch_dtype
 from batchgen.inventory.known import known_models
 from batchgen.jobs import ShapeKey
@@ -31,7 +31,7 @@ def test_pitfall_20_a_hollow_component_has_the_weights_of_a_loaded_one(family: s
     """Names, shapes and dtypes in bfloat16: parts that a class keeps in float32 (Wan's norms) too."""
     folder = tiny_folder(family)
     read = ModelFolder.read(folder)
-    hollow_run = rehearse.hollow_rehearsal(str(folder), dtypes(folder, "bfloat16"))
+    hollow_run = hollow_model.hollow_rehearsal(str(folder), dtypes(folder, "bfloat16"))
     for name in read.models:
         loaded = read.load_model(name, torch_dtype("bfloat16"))
         made = hollow_run.components[name]
@@ -55,12 +55,12 @@ def deep_folder(tiny_folder: TinyFolder, tmp_path: Path) -> Path:
 
 
 def test_one_block_played_for_all_gives_what_playing_each_gives(deep_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = rehearse.job_of(shape("qwen_image", 64, 96), "a red circle")
-    shared = rehearse.hollow_rehearsal(str(deep_folder), dtypes(deep_folder))
-    once = rehearse.play(shared, job, 2)
+    job = playing.job_of(shape("qwen_image", 64, 96), "a red circle")
+    shared = hollow_model.hollow_rehearsal(str(deep_folder), dtypes(deep_folder))
+    once = playing.play(shared, job, 2)
     monkeypatch.setattr(hollow, "share_blocks", lambda module, stage: None)
-    single = rehearse.hollow_rehearsal(str(deep_folder), dtypes(deep_folder))
-    assert rehearse.play(single, job, 2) == once
+    single = hollow_model.hollow_rehearsal(str(deep_folder), dtypes(deep_folder))
+    assert playing.play(single, job, 2) == once
 
 
 class _Frames(torch.nn.Module):
@@ -100,9 +100,9 @@ def test_blocks_that_write_into_their_arguments_are_all_played() -> None:
 
 
 def test_equal_calls_are_played_once_and_all_are_counted(deep_folder: Path) -> None:
-    run = rehearse.hollow_rehearsal(str(deep_folder), dtypes(deep_folder))
-    job = rehearse.job_of(ShapeKey(64, 64, None, None, 20, 4.0, None, None, None, ()), "a red circle")
-    denoise = {profile.stage: profile for profile in rehearse.play(run, job, 1)}["denoise"]
+    run = hollow_model.hollow_rehearsal(str(deep_folder), dtypes(deep_folder))
+    job = playing.job_of(ShapeKey(64, 64, None, None, 20, 4.0, None, None, None, ()), "a red circle")
+    denoise = {profile.stage: profile for profile in playing.play(run, job, 1)}["denoise"]
     assert denoise.calls == (("transformer", 40),)
     assert run.scene.components["transformer"].played <= 4
 
@@ -127,7 +127,7 @@ def test_tiles_that_stand_for_others_cost_what_all_of_them_cost(deep_folder: Pat
     found = {}
     for sharing in (True, False):
         if not sharing:
-            monkeypatch.setattr(rehearse, "share_tiles", lambda vae, stage: None)
+            monkeypatch.setattr(hollow_model, "share_tiles", lambda vae, stage: None)
         profiles = rehearse.rehearse(str(deep_folder), dtypes(deep_folder), [large], [1], tiled=True).profiles
         found[sharing] = [profile for profile in profiles if profile.tiled]
     assert found[True] == found[False]
@@ -198,7 +198,7 @@ def test_a_config_that_builds_nothing_is_named(deep_folder: Path) -> None:
     path = deep_folder / "transformer" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_layers": "many"}))
     with pytest.raises(ModelError, match=r"transformer .QwenImageTransformer2DModel. cannot be built from its config"):
-        rehearse.hollow_rehearsal(str(deep_folder), dtypes(deep_folder))
+        hollow_model.hollow_rehearsal(str(deep_folder), dtypes(deep_folder))
 
 
 def test_a_rehearsal_comes_back_from_json_as_it_was(deep_folder: Path) -> None:
@@ -213,10 +213,10 @@ GIB = 2**30
 def qwen_image() -> dict[tuple[str, int], StageProfile]:
     """Qwen-Image at full size, 1024x1024, 60 tokens of text: profiles by stage and batch."""
     known = known_models()["qwen/qwen-image"]
-    job = rehearse.job_of(ShapeKey(1024, 1024, None, None, 2, 4.0, None, None, None, ()), rehearse.PROMPT)
+    job = playing.job_of(ShapeKey(1024, 1024, None, None, 2, 4.0, None, None, None, ()), rehearse.PROMPT)
     with small_collections():
-        run = rehearse.hollow_rehearsal(str(known.folder), known.stored, tokens=94)
-        profiles = [profile for batch in (1, 2, 4) for profile in rehearse.play(run, job, batch)]
+        run = hollow_model.hollow_rehearsal(str(known.folder), known.stored, tokens=94)
+        profiles = [profile for batch in (1, 2, 4) for profile in playing.play(run, job, batch)]
     sizes = {name: (run.parameters[name], run.weights[name]) for name in run.components}
     assert sizes == {
         "text_encoder": (8_292_166_656, 16_584_333_984), "transformer": (20_430_401_088, 40_860_802_176), "vae": (126_892_531, 253_785_062),
@@ -242,11 +242,11 @@ def test_two_batch_sizes_tell_the_third(qwen_image: dict[tuple[str, int], StageP
 
 
 def test_a_third_batch_size_is_played_where_two_tell_too_little(deep_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = rehearse.job_of(shape("qwen_image", 64, 64), "a red circle")
+    job = playing.job_of(shape("qwen_image", 64, 64), "a red circle")
     batches = {}
     for tolerance in (-1.0, 10.0):
         monkeypatch.setattr(rehearse, "_ON_A_LINE", tolerance)
-        run = rehearse.hollow_rehearsal(str(deep_folder), dtypes(deep_folder))
+        run = hollow_model.hollow_rehearsal(str(deep_folder), dtypes(deep_folder))
         batches[tolerance] = [{profile.batch for profile in played} for played in rehearse.play_batches(run, job, [4, 1, 2])]
     assert batches == {-1.0: [{1}, {2}, {4}], 10.0: [{1}, {2}]}
 

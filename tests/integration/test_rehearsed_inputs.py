@@ -79,6 +79,14 @@ def test_longer_prompts_need_more(tiny_folder: TinyFolder, tmp_path: Path) -> No
     assert long.output_bytes > short.output_bytes
 
 
+@pytest.mark.parametrize("side", [64, 96])
+def test_a_call_with_an_area_of_its_own_is_rehearsed_at_the_size_asked_for(side: int, tiny_folder: TinyFolder) -> None:
+    """FLUX.1 Kontext's call brings every size to a megapixel unless it is told another area; a run tells it."""
+    found = played(tiny_folder("flux_kontext"), shape("image", side=side), batches=(1,))
+    (decode,) = (profile for profile in found.profiles if profile.stage == "decode")
+    assert decode.output_bytes == side * side * 3 * 4, "a float picture of that size"
+
+
 @pytest.mark.parametrize("family", ["lumina2"])
 def test_the_ordinary_road_calls_its_components_in_order(family: str, tiny_folder: TinyFolder) -> None:
     (profile,) = played(tiny_folder(family), shape(), batches=(1,)).profiles

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from batchgen.execute import rehearse
+from batchgen.execute import hollow_model
 from batchgen.execute.load import ModelFolder
 from batchgen.execute.memory import HostBudget
 from batchgen.execute.residency import Residency
@@ -28,8 +28,8 @@ def parts(tiny_folder: Callable[[str], Path]) -> tuple[Scene, dict[str, torch.nn
     folder = tiny_folder("qwen_image")
     read = ModelFolder.read(folder)
     scene = Scene()
-    hollows = rehearse.HollowFolder(read.path, read.pipeline_class, read.entries, read.settings, read.absent)
-    return scene, {name: rehearse._build(hollows, name, torch.float32, scene) for name in read.models}
+    hollows = hollow_model.HollowFolder(read.path, read.pipeline_class, read.entries, read.settings, read.absent)
+    return scene, {name: hollow_model.hollow_component(hollows, name, torch.float32, scene) for name in read.models}
 
 
 def residency(parts: tuple[Scene, dict[str, torch.nn.Module]], modes: dict[str, Mode]) -> Residency:
@@ -88,7 +88,7 @@ def test_bytes_moved_over_windows_are_those_the_plan_predicts(
             with scene.fake, held.stage(names):
                 pass
     rehearsed = Rehearsed(tuple(
-        RehearsedComponent(name, hollow.weight_bytes(module), 0, staying_bytes=rehearse.staying_bytes(name, module))
+        RehearsedComponent(name, hollow.weight_bytes(module), 0, staying_bytes=hollow_model.staying_bytes(name, module))
         for name, module in _fresh(parts).items()), ())  # fmt: skip
     layout = Layout(MODES, rehearsed)
     openings = sum(layout.entering_bytes(name) for name, mode in MODES.items() if mode == "component-offload")

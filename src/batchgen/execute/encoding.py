@@ -15,9 +15,10 @@ import torch
 
 from batchgen.errors import RunStoppedError
 from batchgen.events import FailureKind
+from batchgen.execute.arguments import call_arguments
 from batchgen.execute.guidance import GuidanceRules
 from batchgen.execute.pictures import Pictures, fitted, read_inputs
-from batchgen.execute.runner import Runner, Task, call_arguments
+from batchgen.execute.runner import Runner, Task
 from batchgen.execute.stages import DECODE, DENOISE, RESIZED, Item, Stage, Stages, call_stage, split_rows, to_host
 from batchgen.execute.windows import BatchSizes, EncodedCache, Row
 

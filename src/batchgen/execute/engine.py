@@ -20,6 +20,7 @@ import torch
 
 from batchgen.errors import ModelError, RunStoppedError
 from batchgen.events import Emit, Event, FailureKind, LatentsSpooled, WorkerReady
+from batchgen.execute.arguments import block_names, call_arguments, cast_latents, guidance_rules, ordinary_guidance
 from batchgen.execute.attention import check_attention
 from batchgen.execute.branches import split_branches
 from batchgen.execute.components import Components
@@ -33,10 +34,10 @@ from batchgen.execute.loras import Loras
 from batchgen.execute.memory import HostBudget
 from batchgen.execute.meter import Meter
 from batchgen.execute.ordinary import guide_by_part
-from batchgen.execute.pictures import INPUTS, read_inputs
+from batchgen.execute.pictures import read_inputs
 from batchgen.execute.products import Products, Sound, Unwritten, difference, rows_of
 from batchgen.execute.residency import Residency
-from batchgen.execute.runner import Runner, Task, call_arguments
+from batchgen.execute.runner import Runner, Task
 from batchgen.execute.settings import EngineSettings, Window
 from batchgen.execute.stages import DECODE, DENOISE, PIPELINE, Stage, Stages, build_stages, call_stage, join_rows, split_rows, to_host
 from batchgen.execute.trial import Trial
@@ -117,11 +118,8 @@ class Engine:
         """
         if (inputs, whole) not in self._roads:
             stages = build_stages(self.folder, self.device, self.components.dtypes, inputs=inputs, whole=whole)
-            main = stages.named(DENOISE if stages.family is not None else PIPELINE)
-            guiders = {name: getattr(main.pipe, name) for name in main.guiders}
-            extra = dict(stages.family.guider) if stages.family is not None else {}
             self.components.add_road(stages)
-            self._roads[inputs, whole] = stages, GuidanceRules(stages.call, guiders, "guidance_scale" in main.inputs, extra)
+            self._roads[inputs, whole] = stages, guidance_rules(stages)
         return self._roads[inputs, whole]
 
     # -- from outside -----------------------------------------------------------------------------------------------
@@ -159,7 +157,7 @@ class Engine:
         self.runner.window, self.runner.ended = window.number, set()
         by_inputs: dict[tuple[str, ...], list[Job]] = {}
         for job in window.jobs:
-            by_inputs.setdefault(input_names(job), []).append(job)
+            by_inputs.setdefault(block_names(job.shape.inputs), []).append(job)
         for inputs, jobs in by_inputs.items():
             try:
                 stages, rules = self.runner.agreed(partial(self.road, inputs))
@@ -264,10 +262,7 @@ class Engine:
     def _decode(self, stages: Stages, shape: ShapeKey, batch: Sequence[Row]) -> None:
         stage = stages.named(DECODE)
         carried = self._joined(batch)
-        dtype = self.components.dtypes.get("vae")
-        latents = carried.get("latents")
-        if dtype is not None and isinstance(latents, torch.Tensor) and latents.is_floating_point():
-            carried["latents"] = latents.to(dtype)  # not every family's stage does
+        cast_latents(carried, self.components.dtypes.get("vae"))
         arguments = call_arguments(stages.call, batch[0].job, len(batch)) | carried
         arguments |= {"output_type": "np", "generator": [row.generator_now() for row in batch]}
         started = time.perf_counter()
@@ -308,11 +303,7 @@ class Engine:
         if job.negative_prompt is not None:
             arguments["negative_prompt"] = [row.job.negative_prompt for row in batch]
         guide_by_part(stage.pipe, stages.plain.get("guider"), stage.inputs, job.guidance)
-        if job.guidance is not None:
-            plain = "guidance_scale" in stage.inputs and stages.call.get("guidance_scale") is not None
-            arguments["guidance_scale" if plain or "true_cfg_scale" not in stage.inputs else "true_cfg_scale"] = job.guidance
-        if job.true_cfg_scale is not None:
-            arguments["true_cfg_scale"] = job.true_cfg_scale
+        arguments |= ordinary_guidance(stages, stage, job)
         started = time.perf_counter()
         outputs = call_stage(stage, arguments, {})
         for row in batch:
@@ -411,11 +402,6 @@ def open_engine(worker: int, settings: EngineSettings, plan: Plan, emit: Emit) -
     """An engine on a device that torch has confirmed. Raises PlanRefusedError where it is not the one planned for."""
     use_device(plan.devices, settings.device)
     return Engine(worker, settings, plan, emit)
-
-
-def input_names(job: Job) -> tuple[str, ...]:
-    """The picture inputs of a job, by the blocks' names."""
-    return tuple(name for field, name in INPUTS if getattr(job, field) is not None)
 
 
 def _finite(value: Any) -> bool:

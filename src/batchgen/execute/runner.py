@@ -315,20 +315,3 @@ def _cause(error: Exception) -> tuple[FailureKind, str]:
     if isinstance(error, PeerError):
         return "error", error.reason
     return "error", f"{type(error).__name__}: {first_line(error)}"
-
-
-def call_arguments(call: dict[str, Any], job: Job | None, rows: int) -> dict[str, Any]:
-    """What stages are called with besides carried values: the ordinary call's defaults, then the job's own settings.
-
-    Guidance is not among them: it is the guiders' business.
-    """
-    arguments = {name: value for name, value in call.items() if value is not None and name != "guidance_scale"}
-    if job is not None:
-        own = {
-            "height": job.height, "width": job.width, "num_inference_steps": job.steps, "num_frames": job.num_frames,
-            "frame_rate": job.fps, "strength": job.strength,
-        }
-        arguments |= {name: value for name, value in own.items() if value is not None}
-        if "max_area" in arguments and job.width is not None and job.height is not None:
-            arguments["max_area"] = job.width * job.height  # where a call brings every size to an area of its own
-    return arguments | {"batch_size": rows}

@@ -20,7 +20,7 @@ from typing import Any
 from batchgen import __version__
 from batchgen.plan.records import Rehearsed, RehearsedComponent, StageProfile
 
-FORMAT = 5  # of the entries, and of what the numbers mean: raise it when either changes
+FORMAT = 6  # of the entries, and of what the numbers mean: raise it when either changes
 LIBRARIES = ("torch", "diffusers", "transformers")
 
 
