@@ -112,6 +112,44 @@ def test_an_edit_list(tmp_path: Path) -> None:
             assert np.abs(read_pixels(output)[0].astype(int) - to_uint8(theirs)).max() <= 1, name
 
 
+def test_a_list_of_several_reference_pictures_a_row(tiny_folder: TinyFolder, tmp_path: Path) -> None:
+    """Some files are awkward, some rows have one picture and some three, and the bar stands with blanks and without."""
+    wanted = picture_files(tmp_path / "pictures")
+    rows = [["turned.jpg", "deep.png"], ["print.jpg"], ["deep.png", "print.jpg", "turned.jpg"], ["deep.png", "turned.jpg"]]
+    shape = {"width": 64, "height": 64, "steps": 1}
+    model = tiny_folder("flux2")
+    options = ("--model", model, "-o", "out", "--quiet", "--batch-size", "1")
+
+    def listed(name: str, cells: list[str]) -> str:
+        lines = [{"prompt": f"a red circle {number}", "seed": number, "image": cell, **shape} for number, cell in enumerate(cells)]
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        return name
+
+    cells = [bar.join(f"pictures/{name}" for name in row) for row, bar in zip(rows, (" | ", "|", "|", "  |"), strict=True)]
+    lost = batchgen("run", listed("lost.jsonl", [*cells, "pictures/deep.png | pictures/lost.png"]), *options, folder=tmp_path)
+    assert lost.code == 2, lost
+    assert "lost.jsonl:5:image: there is no such file ('pictures/lost.png')" in lost.err
+    assert not (tmp_path / "out").exists()
+
+    said = batchgen("run", listed("refs.jsonl", cells), *options, folder=tmp_path)
+    assert said.code == 0, said
+    outputs = sorted((tmp_path / "out" / "outputs").iterdir())
+    pipe = load_ordinary(model)
+    made = []
+    for number, (row, output) in enumerate(zip(rows, outputs, strict=True)):
+        theirs = call_by_hand(pipe, make_job(number, f"a red circle {number}", seed=number, **shape), image=[wanted[name] for name in row])
+        made.append(read_pixels(output)[0].astype(int))
+        assert np.abs(made[-1] - to_uint8(theirs)).max() <= 1, row
+    again = batchgen("rerender", outputs[2], folder=tmp_path)
+    assert again.code == 0, again
+    assert again.out == "the pixels are equal\n"
+
+    # the order of the pictures is part of the row
+    turned = batchgen("run", listed("refs.jsonl", [*cells[:3], "pictures/turned.jpg | pictures/deep.png"]), *options, folder=tmp_path)
+    assert turned.code == 0, turned
+    assert len(sorted((tmp_path / "out" / "outputs").iterdir())) == 5
+
+
 def test_a_list_of_texts_pictures_strengths_and_masks(tiny_folder: TinyFolder, tmp_path: Path) -> None:
     """Each row takes the pipeline that a user would call for what the row brings."""
     wanted = picture_files(tmp_path / "pictures")

@@ -99,7 +99,7 @@ def with_model(options: ManifestOptions, model: str, model_options: ModelOptions
     profile = find_profile(facts)
     return replace(
         options, defaults=with_profile(options.defaults, profile), rules=size_rules(facts), tokenizers=prompt_limits(facts),
-        inputs_supported=PICTURE_INPUTS & picture_inputs(facts) | LORA_INPUT, takes_negative_prompt=takes_negative_prompt(facts),
+        inputs_supported=picture_inputs(facts) | LORA_INPUT, takes_negative_prompt=takes_negative_prompt(facts),
         model_name=model_stem(model), model_revision=facts.revision, extension=".mp4" if profile.task == "video" else ".png",
     )
 

@@ -31,8 +31,6 @@ from batchgen.runfolder import RunFolder
 from batchgen.shards import Shard
 
 RESULTS = Path("results")
-# What the stages take beside prompts; a model without a stage for one fails the job that brings it, with that reason.
-PICTURE_INPUTS = frozenset({"image", "last_image", "mask", "strength"})
 LORA_INPUT = frozenset({"lora"})
 LIBRARIES = ("torch", "diffusers", "transformers", "safetensors", "huggingface_hub", "tokenizers", "accelerate", "peft", "pillow", "numpy")
 
@@ -81,7 +79,7 @@ def manifest_options(request: RenderRequest, facts: Facts) -> ManifestOptions:
     return replace(
         given, defaults=with_profile(given.defaults, facts.profile), extension="" if extension == ".png" and video else extension,
         model_name=model_stem(request.model), model_revision=facts.model.revision, rules=rules.size_rules(facts.model),
-        tokenizers=prompt_limits(facts.model), inputs_supported=PICTURE_INPUTS & picture_inputs(facts.model) | LORA_INPUT,
+        tokenizers=prompt_limits(facts.model), inputs_supported=picture_inputs(facts.model) | LORA_INPUT,
         takes_negative_prompt=takes_negative_prompt(facts.model),
         pixel_settings=tuple(sorted((name, str(value)) for name, value in engine_pixels(request, facts).items())),
         limit=request.run.limit,

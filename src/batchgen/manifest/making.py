@@ -76,7 +76,7 @@ class _Maker:
     def _placed(self, field: str, cell: str) -> str:
         """A cell's paths, each from the manifest's folder on."""
         several = field == "image" and SEVERAL_IMAGES in self.options.inputs_supported
-        return f" {BETWEEN} ".join(self._absolute(path) for path in picture_paths(cell, several=several))
+        return f" {BETWEEN} ".join(self._absolute(path) for path in picture_paths(cell, self._absolute, several=several))
 
     def _occurrence(self, digest: str) -> int:
         """How many equal rows came before."""

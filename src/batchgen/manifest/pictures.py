@@ -7,6 +7,7 @@ fails its job alone when it is read.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import lru_cache
 from typing import BinaryIO
 
@@ -19,9 +20,14 @@ _PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 _REMEMBERED = 4096  # lists often name one picture in many rows
 
 
-def picture_paths(cell: str, *, several: bool) -> list[str]:
-    """The paths that a row names in one cell. `several`: whether the model takes more than one."""
-    return [part for part in map(str.strip, cell.split(BETWEEN)) if part] if several else [cell]
+def picture_paths(cell: str, absolute: Callable[[str], str], *, several: bool) -> list[str]:
+    """The paths that a row names in one cell. `several`: whether the model takes more than one.
+
+    `absolute` says where a path is: a cell that is there as one file is one, whatever stands in its name.
+    """
+    if not several or BETWEEN not in cell or os.path.isfile(absolute(cell).encode("utf-8", "surrogateescape")):
+        return [cell]
+    return [part for part in map(str.strip, cell.split(BETWEEN)) if part]
 
 
 @lru_cache(maxsize=_REMEMBERED)

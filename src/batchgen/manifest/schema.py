@@ -142,7 +142,8 @@ class RowReader:
         value = said[field]
         if field in _PATHS:
             assert isinstance(value, str)
-            for part in picture_paths(value, several=field == "image" and SEVERAL_IMAGES in self.options.inputs_supported):
+            several = field == "image" and SEVERAL_IMAGES in self.options.inputs_supported
+            for part in picture_paths(value, self.absolute, several=several):
                 path = self.absolute(part).encode("utf-8", "surrogateescape")
                 if not os.path.isfile(path):
                     fault(field, part, "there is no such file", "paths are relative to the manifest's folder", "no-file")

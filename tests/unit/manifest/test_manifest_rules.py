@@ -282,6 +282,15 @@ def test_several_pictures_of_a_row_are_all_checked_where_the_model_takes_them(tm
     assert places(faults_of(path, limit=1, inputs_supported=frozenset({"image"}))) == [(2, "image", "no-file")]
 
 
+def test_a_picture_with_a_bar_in_its_name_is_one_picture(tmp_path: Path) -> None:
+    for name in ("a | b.png", "c.png"):
+        Image.new("L", (1, 1)).save(tmp_path / name)
+    path = write(tmp_path / "a.csv", "prompt,image\nx,a | b.png\ny,c.png|c.png\n")
+    one, two = jobs_of(path, inputs_supported=frozenset({"image", "several images"}))
+    assert one.image == str(tmp_path / "a | b.png")
+    assert two.image == f"{tmp_path / 'c.png'} | {tmp_path / 'c.png'}"
+
+
 def test_loras_are_those_given_to_the_run(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "prompt,lora\na,style\nb,style:0.5\nc,other:1\nd,\n")
     supported = {"loras": (LoraFile("style", "/style.safetensors"),), "inputs_supported": frozenset({"lora"})}
