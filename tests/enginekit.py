@@ -93,6 +93,9 @@ def load_ordinary(folder: Path) -> Any:
 
     pipe = diffusers.DiffusionPipeline.from_pretrained(str(folder), local_files_only=True)
     pipe.set_progress_bar_config(disable=True)
+    for part in pipe.components.values():
+        for tensor in (*part.parameters(), *part.buffers()) if isinstance(part, torch.nn.Module) else ():
+            tensor.data = tensor.data.clone()  # mapped weights lie where their file has them, and kernels sum unaligned ones in another order
     return pipe
 
 

@@ -135,12 +135,13 @@ def run_case(case: dict[str, Any], link: Any, folder: Path) -> Given:
 
 def leftovers(modules: dict[str, Any]) -> int:
     """What torch still notes of past forwards, and weights that are still gathered."""
+    from sharded_modules import groups_of
+
     left = 0
     for module in modules.values():
         if hasattr(module, "_get_fsdp_state"):
             left += len(getattr(module._get_fsdp_state()._comm_ctx, "post_forward_order", ()))  # none before its first call
-            left += sum(not group.is_sharded for part in module.modules() if hasattr(part, "_get_fsdp_state")
-                        for group in part._get_fsdp_state()._fsdp_param_groups)
+            left += sum(not group.is_sharded for part in module.modules() for group in groups_of(part))
     return left
 
 

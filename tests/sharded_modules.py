@@ -16,6 +16,15 @@ from batchgen.execute.sharding import NotSharded, rest, shard
 WIDTH = 16
 
 
+def groups_of(module: Any) -> list[Any]:
+    """What torch gathers together for this module; older versions have one group at most."""
+    if not hasattr(module, "_get_fsdp_state"):
+        return []
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    return list(groups if groups is not None else filter(None, (state._fsdp_param_group,)))
+
+
 class Block(nn.Module):
     """bf16 linears with an fp32 norm between them, as Wan and T5 keep theirs, and a table of one row."""
 
@@ -98,7 +107,7 @@ def broken_off(link: Any, x: torch.Tensor) -> dict[str, float]:
                 rest(module)
                 found[how] = float((whole(x) - module(x.to(link.device)).cpu()).abs().max())
                 rest(module)
-            assert not any(group.is_unsharded for block in module.blocks for group in block._get_fsdp_state()._fsdp_param_groups)
+            assert not any(group.is_unsharded for block in module.blocks for group in groups_of(block))
         finally:
             if kept is not None:
                 FSDPModule.reset_iter_state = kept  # type: ignore[method-assign]
