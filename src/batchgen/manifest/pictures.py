@@ -1,15 +1,16 @@
 """Is a file that a row names a whole picture? Told from its two ends, so that a long list is checked in seconds.
 
-A PNG, JPEG or WebP whose end is not where it should be is read in full, for some lack it and can be read. What breaks in between
-fails its job alone when it is read.
+A file whose end is not where its kind or its own tables say is read in full, for some lack it and can be read. What breaks in between
+would take reading every file whole at every start; it fails its job alone where the kind can tell (PNG by its sums; JPEG and WebP cannot).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from PIL import Image, UnidentifiedImageError
 
@@ -35,8 +36,8 @@ def picture_problem(path: bytes) -> Problem | None:
     """Why an existing file cannot be a picture input, or None. `path` as the system takes it."""
     try:
         # os.fsdecode would follow the locale; Pillow takes an open file
-        with open(path, "rb") as file, Image.open(file) as picture:
-            if _may_be_cut(file, picture.format):
+        with warnings.catch_warnings(action="ignore"), open(path, "rb") as file, Image.open(file) as picture:
+            if _may_be_cut(file, picture):
                 picture.load()
             return None
     except UnidentifiedImageError:
@@ -48,14 +49,34 @@ def picture_problem(path: bytes) -> Problem | None:
                        "look at the file and its permissions", "no-picture")
 
 
-def _may_be_cut(file: BinaryIO, kind: str | None) -> bool:
-    """Whether the file lacks the end that its kind has; False for kinds without one. Its position stays."""
+def _may_be_cut(file: BinaryIO, picture: Image.Image) -> bool:
+    """Whether the file lacks the end that it should have; False for kinds that do not tell. Its position stays."""
     here = file.tell()
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - len(_PNG_END)))
     tail = file.read()
-    file.seek(4)
-    stated = int.from_bytes(file.read(4), "little") + 8  # a WebP's length, which does not count its first eight bytes
+    file.seek(0)
+    head = file.read(8)
     file.seek(here)
-    whole = {"PNG": tail == _PNG_END, "JPEG": tail.endswith(b"\xff\xd9"), "WEBP": stated <= size}
-    return not whole.get(kind or "", True)
+    match picture.format:
+        case "PNG":
+            return tail != _PNG_END
+        case "JPEG":
+            return not tail.endswith(b"\xff\xd9")
+        case "GIF":
+            return not tail.endswith(b";")
+        case "WEBP":  # states a length that does not count its first eight bytes
+            return int.from_bytes(head[4:], "little") + 8 > size
+        case "BMP":
+            return int.from_bytes(head[2:6], "little") > size
+        case "TIFF":
+            return _end_of_strips(getattr(picture, "tag_v2", {})) > size
+    return False
+
+
+def _end_of_strips(tags: Mapping[int, Any]) -> int:
+    """Where the last strip or tile of a TIFF ends; 0 where its table does not say."""
+    ends = [0]
+    for offsets, counts in ((273, 279), (324, 325)):  # StripOffsets and StripByteCounts, TileOffsets and TileByteCounts
+        ends += [int(offset) + int(count) for offset, count in zip(tags.get(offsets, ()), tags.get(counts, ()), strict=False)]
+    return max(ends)
