@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from batchgen.errors import RefusedError
+from batchgen.errors import BatchgenError, RefusedError
 from batchgen.events import OutputDone
 from batchgen.journal import Journal, Known
 from batchgen.journalfile import JournalMode
@@ -79,6 +79,29 @@ def recover(folder: RunFolder, journal: Journal) -> int:
     if found:
         journal.set_found(found)
     return len(found)
+
+
+def nothing_rendered(folder: RunFolder) -> bool:
+    """Whether what was begun here has made no output: no job done, no file below outputs/. Latents of other settings are of no use.
+
+    Only looks; False where the journal cannot be read. Of runs whose outputs lie in the folder itself.
+    """
+    if any(path.is_file() and not is_temp(path.name) for path in folder.outputs.rglob("*")):
+        return False
+    if not folder.journal.exists():
+        return True
+    try:
+        with Journal.read(folder.journal) as journal:
+            return journal.counts()["done"] == 0
+    except BatchgenError:
+        return False
+
+
+def begin_anew(folder: RunFolder) -> None:
+    """Forgets what was begun where `nothing_rendered`, with the lock held: its jobs would count as vanished. Raises DiskError."""
+    with disk_errors(folder.journal):
+        for ending in ("-wal", "-shm", "-journal", ""):
+            folder.journal.with_name(folder.journal.name + ending).unlink(missing_ok=True)
 
 
 def _own_outputs(outputs: Path) -> Iterator[tuple[str, str, str | None]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +76,36 @@ def test_other_pixel_settings_are_refused_with_their_difference(tmp_path: Path, 
     assert sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "run" / "outputs").iterdir()) == kept
     assert batchgen(*arguments, "--steps", 2, "--new", folder=tmp_path).code == 0
     assert len(list((tmp_path / "run-2" / "outputs").iterdir())) == 1
+
+
+def test_a_folder_in_which_nothing_was_rendered_holds_nobody_to_its_settings(tmp_path: Path, qwen_folder: Path) -> None:
+    # the download is mended, or the settings are, and the same command goes on
+    model = tmp_path / "model"
+    shutil.copytree(qwen_folder, model)
+    weights = next((model / "vae").glob("*.safetensors"))
+    whole = weights.read_bytes()
+    shutil.copyfile(next((model / "transformer").glob("*.safetensors")), weights)
+    (tmp_path / "list.csv").write_text("prompt,width,height\na ring,64,64\n", encoding="utf-8")
+    arguments = ["run", "list.csv", "--model", "model", "-o", "run", "--steps"]
+    said = batchgen(*arguments, 1, folder=tmp_path)
+    assert (said.code, "vae" in said.err) == (2, True), said
+    weights.write_bytes(whole)
+    said = batchgen(*arguments, 2, folder=tmp_path)
+    assert said.code == 0, said
+    assert "nothing was rendered" in said.err
+    assert list((tmp_path / "run" / "spool").iterdir()) == []
+    status = json.loads(batchgen("status", "run", "--json", folder=tmp_path).out)
+    assert status["counts"] == {"pending": 0, "running": 0, "done": 1, "failed": 0, "filtered": 0, "vanished": 0}
+    record = json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))
+    assert record["pixel_settings"]["steps"] == 2
+    # from now on it does
+    assert batchgen(*arguments, 1, folder=tmp_path).code == 2
+    # also where the picture is on the disk alone, or in the journal alone
+    for file in ("journal.sqlite", "outputs"):
+        shutil.copytree(tmp_path / "run", tmp_path / f"less-{file}")
+        lost = tmp_path / f"less-{file}" / file
+        shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
+        assert batchgen("run", "list.csv", "--model", "model", "-o", f"less-{file}", "--steps", 1, folder=tmp_path).code == 2
 
 
 def test_another_manifests_folder_is_refused(tmp_path: Path, qwen_folder: Path) -> None:

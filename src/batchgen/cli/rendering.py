@@ -10,7 +10,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -35,7 +35,7 @@ from batchgen.cli.request import (
     worker_count,
 )
 from batchgen.cli.run_options import RunOptions
-from batchgen.errors import EXIT_DONE, EXIT_SOME_FAILED, BatchgenError, PlanRefusedError, UsageError
+from batchgen.errors import EXIT_DONE, EXIT_SOME_FAILED, BatchgenError, PlanRefusedError, RefusedError, UsageError
 from batchgen.events import Event, WindowDone, event_line
 from batchgen.execute.process import WorkerProcess, prewarm
 from batchgen.execute.stopping import next_time
@@ -56,7 +56,7 @@ from batchgen.plan.fit import FitOptions
 from batchgen.plan.planner import make_plan
 from batchgen.plan.records import PlanFacts
 from batchgen.plan.trail import Decision
-from batchgen.reconcile import open_journal, space
+from batchgen.reconcile import begin_anew, nothing_rendered, open_journal, space
 from batchgen.report.plan_tables import trail_table
 from batchgen.report.progress import Display, DownloadLines, Pace, open_display
 from batchgen.report.safe import printable
@@ -116,12 +116,18 @@ def render(request: RenderRequest, worker: WorkerProcess | None = None) -> Outco
         facts = fitted(request, facts, checked, note, place)
         folder = RunFolder.open(folder_path, manifest_path=_kept(request.manifest, path, folder_path), new=run.new and store is None)
         pixels = pixel_settings(request, facts)
-        folder.check_kind(checked.kind)
-        folder.check_pixel_settings(pixels)
+        refused = _other_settings(folder, checked.kind, pixels)
+        if refused is not None and (store is not None or not nothing_rendered(folder)):
+            raise refused
         folder.check_remote(None if remote is None else remote.shown)
         folder.check_shard(None if run.shard is None else str(run.shard))
         if lease is None:
             stack.enter_context(folder.lock())
+        if refused is not None:
+            if not nothing_rendered(folder):  # another run has been here since
+                raise refused
+            begin_anew(folder)
+            note(f"{folder.path} was begun with other settings and nothing was rendered: it begins anew")
         folder.prepare()
         if request.manifest == "-" and folder.manifest is not None:
             shutil.copyfile(path, folder.manifest)
@@ -143,6 +149,16 @@ def render(request: RenderRequest, worker: WorkerProcess | None = None) -> Outco
             note(room.warning)
         trial = largest_jobs(_jobs(path, options, run.shard)) if run.smoke else ()
         return _carry_out(request, facts, folder, journal, place, worker, events, trial, store, lease)
+
+
+def _other_settings(folder: RunFolder, kind: str, pixels: Mapping[str, object]) -> RefusedError | None:
+    """Why what was rendered in the folder, if anything was, keeps this run from going on in it."""
+    try:
+        folder.check_kind(kind)
+        folder.check_pixel_settings(pixels)
+    except RefusedError as refused:
+        return refused
+    return None
 
 
 def _jobs(path: str, options: ManifestOptions, shard: Shard | None) -> Iterator[Job]:
