@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -266,14 +269,49 @@ def test_pitfall_02_the_run_stops_where_the_model_makes_another_size_than_asked(
 
 
 def test_weights_that_do_not_load_stop_the_run_by_name(tiny_folder: TinyFolder, tmp_path: Path) -> None:
-    import shutil
-
     folder = tmp_path / "model"
     shutil.copytree(tiny_folder("z_image"), folder)
     (folder / "vae" / "diffusion_pytorch_model.safetensors").unlink()
     engine = engine_for(folder, tmp_path / "run", Ran())
     with pytest.raises(ModelError, match="vae does not load"):
         engine.run_window(Window(0, (make_job(0, "x", steps=2),)))
+
+
+Damage = Callable[[Path], object]
+
+
+def setting(file: str, name: str, value: object) -> Damage:
+    def change(folder: Path) -> None:
+        path = folder / file
+        path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("component", "harm"),
+    [
+        ("transformer", setting("transformer/config.json", "dim", "wide")),
+        ("transformer", setting("transformer/config.json", "axes_dims", [2, 2])),
+        ("transformer", lambda folder: (folder / "transformer/config.json").write_text("{}")),
+        ("vae", setting("vae/config.json", "block_out_channels", [])),
+        ("text_encoder", setting("text_encoder/config.json", "num_attention_heads", 0)),
+        ("scheduler", setting("scheduler/scheduler_config.json", "num_train_timesteps", None)),
+        ("tokenizer", lambda folder: (folder / "tokenizer/tokenizer.json").write_text('{"a"')),
+        ("tokenizer", lambda folder: (folder / "tokenizer/tokenizer.json").unlink()),
+    ],
+    ids=["a text for a width", "sizes that do not add up", "an empty config", "no levels", "no heads", "no steps", "half a file", "no vocabulary"],
+)
+def test_a_component_that_cannot_be_made_of_its_files_refuses_the_run_by_name(
+    component: str, harm: Damage, tiny_folder: TinyFolder, tmp_path: Path,
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder("z_image"), folder)
+    harm(folder)
+    with pytest.raises(ModelError, match=rf"model: {component} ") as caught:
+        engine_for(folder, tmp_path / "run", Ran()).run_window(Window(0, (make_job(0, "x", steps=2),)))
+    assert caught.value.hint
+    assert "\n" not in caught.value.message
 
 
 def test_jobs_the_model_cannot_take_fail_with_the_reason(tiny_folder: TinyFolder, tmp_path: Path) -> None:

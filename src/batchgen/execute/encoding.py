@@ -175,8 +175,8 @@ class Encoding:
                 verdicts = [_same(value[name], earlier[name]) for name in value.keys() & earlier.keys()]
                 if True in verdicts and False not in verdicts:
                     raise RunStoppedError(
-                        f"{stage.name} gives the same for different texts: its weights cannot be right",
-                        hint="the download or conversion of the text encoder is damaged",
+                        f"{stage.name} gives the same for different texts: its weights or its tokenizer cannot be right",
+                        hint="the download or conversion of the text encoder or of its tokenizer is damaged",
                     )
                 self.cache.tells_apart = True
                 return

@@ -7,6 +7,7 @@ with what, is not known here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import nn
 from batchgen.errors import ModelError
 from batchgen.execute.arguments import block_names, guidance_rules
 from batchgen.execute.guidance import GuidanceRules
-from batchgen.execute.load import ModelFolder, first_line, quiet_libraries, torch_dtype
+from batchgen.execute.load import ModelFolder, NoVocabularyError, first_line, quiet_libraries, torch_dtype
 from batchgen.execute.moving import chunks_of, pieces_of, stays
 from batchgen.execute.stages import Stages, build_stages
 from batchgen.execute.streaming import split_chunks
@@ -42,7 +43,8 @@ class HollowFolder(ModelFolder):
 
     def load_plain(self, name: str) -> Any:
         if any((self.path / name).glob("*")):
-            return ModelFolder.load_plain(self, name)
+            with suppress(NoVocabularyError):  # of a model whose configs alone are here
+                return ModelFolder.load_plain(self, name)
         self.stood_in.append(name)
         return stand_in_tokenizer(self.entries[name][1], self.tokens)
 

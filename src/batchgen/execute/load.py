@@ -12,7 +12,8 @@ import inspect
 import json
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,8 @@ from torch import nn
 
 from batchgen.errors import ModelError
 
+FEWEST_TOKENS = 16  # of a vocabulary, special tokens aside; the smallest, of bytes alone, has 256
+_CONFIG_HINT = "Look at the files in {name}/, its config above all; fetch them again if they were changed, or belong to another model."
 SAMPLE = 65536  # elements of a weight that the after-load check looks at before it looks at all of them
 
 
@@ -35,6 +38,10 @@ def quiet_libraries() -> None:
         library.set_verbosity(logging.CRITICAL)
         library.disable_progress_bar()
     warnings.filterwarnings("ignore", module=r"(diffusers|transformers|accelerate)\.")
+
+
+class NoVocabularyError(ModelError):
+    """A tokenizer whose vocabulary file is missing: its class makes one all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +127,18 @@ class ModelFolder:
         """A component without weights: scheduler, tokenizer, processor, guider."""
         cls = self.component_class(name)
         try:
-            return cls.from_pretrained(str(self.path), **self._kwargs(name))  # type: ignore[attr-defined]
-        except (OSError, ValueError, ImportError, AttributeError) as error:
+            made = cls.from_pretrained(str(self.path), **self._kwargs(name))  # type: ignore[attr-defined]
+        except MemoryError:
+            raise
+        except Exception as error:  # a wrong value in a config comes out as whatever the class trips over first
             # without torchvision, processors of pictures and videos fail with whatever comes first
             lacking = cls.__name__.endswith("Processor") and importlib.util.find_spec("torchvision") is None
             if lacking:
                 message = f"{self.path}: {name} ({cls.__name__}) cannot be made without torchvision"
                 raise ModelError(message, hint='install it: python -m pip install "batchgen[edit]"') from error
-            raise ModelError(f"{self.path}: {name} cannot be made: {first_line(error)}") from error
+            raise ModelError(f"{self.path}: {name} cannot be made: {_said(error)}", hint=_CONFIG_HINT.format(name=name)) from error
+        _check_vocabulary(f"{self.path}: {name}", made)
+        return made
 
     def load_model(self, name: str, dtype: torch.dtype, *, variant: str | None = None, device: torch.device | None = None) -> nn.Module:
         """A component with weights, in `dtype` (parts the class keeps in fp32 stay so), in eval mode and without gradients.
@@ -143,16 +154,23 @@ class ModelFolder:
             kwargs["variant"] = variant
         if device is not None and device.type not in ("cpu", "meta"):
             kwargs["device_map"] = {"": str(device)}
-        try:
+        with self.naming(name):
             module, info = cls.from_pretrained(str(self.path), output_loading_info=True, **kwargs)  # type: ignore[attr-defined]
-        except torch.OutOfMemoryError:
-            raise
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
-            raise ModelError(f"{self.path}: {name} does not load: {first_line(error)}") from error
         module.eval().requires_grad_(False)
         check_loaded(name, module, info.get("missing_keys") or (), dtype)
         self._check_zeros(name, module)
         return module
+
+    @contextmanager
+    def naming(self, name: str) -> Iterator[None]:
+        """Whatever a library raises while it makes the component becomes a ModelError with its name: a wrong value in a config comes
+        out as the first thing its class trips over. MemoryErrors of device and host pass through."""
+        try:
+            yield
+        except (torch.OutOfMemoryError, MemoryError, ModelError):
+            raise
+        except Exception as error:
+            raise ModelError(f"{self.path}: {name} does not load: {_said(error)}", hint=_CONFIG_HINT.format(name=name)) from error
 
     def _check_zeros(self, name: str, module: nn.Module) -> None:
         """A matrix of zeros is an error unless its file says so: a table that was never tied or loaded paints nonsense all night."""
@@ -171,7 +189,7 @@ class ModelFolder:
         (a VAE's latents_mean).
         """
         cls = self.component_class(name)
-        with torch.device("meta"), default_dtype(dtype):
+        with self.naming(name), torch.device("meta"), default_dtype(dtype):
             module: nn.Module = cls.from_config(cls.load_config(str(self.path), subfolder=name))  # type: ignore[attr-defined]
         module.eval().requires_grad_(False)
         wanted = {key for key, _ in module.named_buffers()} & set(module.state_dict())
@@ -180,6 +198,23 @@ class ModelFolder:
                 owner, _, leaf = key.rpartition(".")
                 module.get_submodule(owner)._buffers[leaf] = value.to(device)
         return module
+
+
+def _check_vocabulary(what: str, made: Any) -> None:
+    """Raises NoVocabularyError for a tokenizer that knows next to nothing but its special tokens: it would read all prompts the same."""
+    tokenizer = getattr(made, "tokenizer", made)
+    if not (hasattr(tokenizer, "get_vocab") and hasattr(tokenizer, "get_added_vocab")):
+        return
+    words = len(tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys())
+    if words < FEWEST_TOKENS:
+        raise NoVocabularyError(f"{what} has no vocabulary: its file is missing or empty", hint="Fetch the tokenizer's folder again.")
+
+
+def _said(error: BaseException) -> str:
+    """What an error of a library says, with its class where that is half of the message."""
+    line = first_line(error)
+    plain = isinstance(error, (OSError, RuntimeError, ImportError)) or type(error) is ValueError or not str(error).strip()
+    return line if plain else f"{type(error).__name__}: {line}"
 
 
 def first_line(error: BaseException) -> str:

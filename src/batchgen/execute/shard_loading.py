@@ -124,7 +124,7 @@ def _hollow(folder: ModelFolder, name: str, dtype: torch.dtype) -> nn.Module:
     config = cls.load_config(str(folder.path), subfolder=name)
     if "quantization_config" in config:
         raise NotSharded("its weights are quantised")
-    with default_dtype(dtype), no_init_weights(), init_empty_weights(include_buffers=False):
+    with folder.naming(name), default_dtype(dtype), no_init_weights(), init_empty_weights(include_buffers=False):
         module: nn.Module = cls.from_config(config)
     module.eval().requires_grad_(False)
     done: dict[int, nn.Parameter] = {}
