@@ -17,6 +17,7 @@ import click
 
 from batchgen.cli.manifest_options import manifest_options
 from batchgen.cli.model_options import model_options
+from batchgen.cli.numbers import WholeRange
 from batchgen.errors import EXIT_DONE, EXIT_REFUSED, Fault, ManifestError, UsageError
 from batchgen.inventory.model import ModelOptions
 from batchgen.inventory.prompt_limits import SEVERAL_IMAGES
@@ -39,8 +40,8 @@ LORA_INPUT = frozenset({"lora"})
 @click.argument("manifest", metavar="MANIFEST")
 @model_options
 @manifest_options
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N rows.")
-@click.option("--preview", type=click.IntRange(min=0), default=5, show_default=True, metavar="N", help="Jobs to show.")
+@click.option("--limit", type=WholeRange(min=1), metavar="N", help="Only the first N rows.")
+@click.option("--preview", type=WholeRange(min=0), default=5, show_default=True, metavar="N", help="Jobs to show.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     manifest: str, model: str | None, model_options: ModelOptions, manifest_options: ManifestOptions, limit: int | None, preview: int,

@@ -82,6 +82,8 @@ COMMON = frozenset({
     "help-all",
 })  # fmt: skip
 
+MAY_BE_BLANK = frozenset({"negative_prompt"})  # parameters for which no text is a text, too
+
 # Sections of --help-all; an option that none names stands under "Other".
 SECTIONS = {
     "Model": (
@@ -132,7 +134,19 @@ class SectionedCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         self._look_for_swallowed(args)
+        self._look_for_blank(ctx, args)
         return super().parse_args(ctx, args)
+
+    def _look_for_blank(self, ctx: click.Context, args: Sequence[str]) -> None:
+        """Refuses `-o "$OUT"` of a shell that knows no OUT: a blank path would be the folder that one is in."""
+        if "" not in args and not any(text.endswith("=") for text in args):
+            return
+        given, _, _ = self.make_parser(ctx).parse_args(list(args))
+        for part in self.params:
+            value = given.get(part.name or "")
+            if (value == "" or (isinstance(value, list | tuple) and "" in value)) and part.name not in MAY_BE_BLANK:
+                name = f"--{long_name(part)}" if isinstance(part, click.Option) else part.make_metavar(ctx).strip("[].")
+                raise UsageError(f"{name} is blank", option=name, hint="Say what it is; is a variable of the shell not set?")
 
     def _look_for_swallowed(self, args: Sequence[str]) -> None:
         """Refuses `--gpu --json`, which click would read as a card of that name. `--gpu=--json` means it."""

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import click
 
+from batchgen.cli.numbers import WholeRange
 from batchgen.errors import UsageError
 from batchgen.inventory.loras import parse_loras
 from batchgen.jobs import SEED_LIMIT
@@ -89,7 +90,7 @@ def _number(context: click.Context, parameter: click.Parameter, value: str | Non
     return number
 
 
-_COUNT = click.IntRange(min=1, max=values.INT_LIMIT)
+_COUNT = WholeRange(min=1, max=values.INT_LIMIT)
 
 _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option(

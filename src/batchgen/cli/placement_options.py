@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import click
 
+from batchgen.cli.numbers import WholeRange
 from batchgen.plan.records import Overrides
 
 _MODES = "resident, component-offload, layerwise-offload"
@@ -63,7 +64,7 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option("--dit-layerwise-offload/--no-dit-layerwise-offload", default=None, help="Stream the denoiser block by block."),
     click.option("--fsdp/--no-fsdp", default=None, help="Shard the denoiser over the devices, or never do so."),
     click.option(
-        "--fsdp-group-size", "group_size", type=click.IntRange(min=2), metavar="N",
+        "--fsdp-group-size", "group_size", type=WholeRange(min=2), metavar="N",
         help="Devices that share one sharded denoiser; default: as few as hold it. Several groups render side by side.",
     ),
     click.option(

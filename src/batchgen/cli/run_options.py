@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from batchgen.cli.numbers import FiniteRange
+from batchgen.cli.numbers import FiniteRange, WholeRange
 from batchgen.cli.parsed import parsed
 from batchgen.errors import UsageError
 from batchgen.shards import Shard
@@ -86,7 +86,7 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option(
         "--take-over", is_flag=True, help="With outputs at a URL: take it over from a run that writes there; that one stops.",
     ),
-    click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N rows."),
+    click.option("--limit", type=WholeRange(min=1), metavar="N", help="Only the first N rows."),
     click.option(
         "--shard", metavar="I/N", callback=parsed(Shard.parse),
         help="Only the Ith of N shares of the jobs, for job arrays; see `batchgen merge`.",
@@ -96,14 +96,14 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
         help="cuda:0, cuda, mps or cpu (cpu,cpu: two processes); several run side by side.",
     ),
     click.option(
-        "--workers", type=click.IntRange(min=1), metavar="N", help="Worker processes on the CPU, default 1; at most so many in a cluster.",
+        "--workers", type=WholeRange(min=1), metavar="N", help="Worker processes on the CPU, default 1; at most so many in a cluster.",
     ),
     click.option(
         "--engine", type=click.Choice(ENGINES), default="local", show_default=True,
         help="Where workers run: on this machine, or on a Ray cluster (extra: ray).",
     ),
     click.option("--ray-address", metavar="HOST:PORT", help="Head of the Ray cluster; default: RAY_ADDRESS, this machine's, or a new one."),
-    click.option("--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads of each worker."),
+    click.option("--threads", type=WholeRange(min=1), metavar="N", help="CPU threads of each worker."),
     click.option("--stop-at", metavar="HH:MM", callback=_time_of_day, help="End in good order at this time; resumable."),
     click.option("--max-hours", type=FiniteRange(min=0, min_open=True), metavar="H", help="End in good order after H hours."),
     click.option("--smoke", is_flag=True, help="Before the first job, try three steps of the largest shape, decode included."),
@@ -116,8 +116,8 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option("--reserve-vram", metavar="GB", callback=parsed(parse_size), help="Device memory left to others (GiB)."),
     click.option("--host-memory", metavar="GB", callback=parsed(parse_size), help="Host memory to use at most (GiB)."),
     click.option("--image-format", type=click.Choice(IMAGE_FORMATS), default="png", show_default=True, help="How pictures are written."),
-    click.option("--image-quality", type=click.IntRange(1, 100), metavar="Q", help="Of JPEG, WebP and AVIF."),
-    click.option("--png-compression", type=click.IntRange(0, 9), metavar="0-9", help="Of PNG; 0 is fastest."),
+    click.option("--image-quality", type=WholeRange(1, 100), metavar="Q", help="Of JPEG, WebP and AVIF."),
+    click.option("--png-compression", type=WholeRange(0, 9), metavar="0-9", help="Of PNG; 0 is fastest."),
     click.option(
         "--video-format", type=click.Choice(VIDEO_FORMATS), default="mp4", show_default=True,
         help="How clips are written; png: a folder of frames.",

@@ -18,6 +18,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from batchgen.cli.helping import MAY_BE_BLANK
+from batchgen.cli.numbers import Switch
 from batchgen.errors import SettingsError, UsageError
 
 LOCAL_FILE = "batchgen.toml"
@@ -97,15 +99,17 @@ def read_layer(path: Path, kind: str, command: str, options: Mapping[str, click.
         data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise SettingsError(f"{shown}: cannot be read: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{shown}: not a TOML file: byte {error.start} is not UTF-8") from None
+    except (ValueError, RecursionError) as error:  # also numbers of too many digits, and brackets nested too deeply
         raise SettingsError(f"{shown}: not a TOML file: {error}") from None
     tables = {key: value for key, value in data.items() if isinstance(value, dict)}
     top = {key: value for key, value in data.items() if not isinstance(value, dict)}
     values: dict[str, Any] = {}
     for key, value in top.items():
-        name = key.replace("-", "_")
+        name = _once(key, top, shown)
         if name in options:
-            values[options[name].name or name] = _plain(value, options[name])
+            values[options[name].name or name] = _plain(value, options[name], f"{shown}: {key}")
         elif name not in others.names():
             raise SettingsError(f"{shown}: unknown setting {key!r}{nearest(key, _spelled({*options, *others.names()}))}", hint=_HINT)
     for table, entries in tables.items():
@@ -114,11 +118,11 @@ def read_layer(path: Path, kind: str, command: str, options: Mapping[str, click.
             known = sorted(others.commands())
             raise SettingsError(f"{shown}: unknown table [{table}]{nearest(table, known)}", hint=f"tables: {', '.join(known)}")
         for key, value in entries.items():
-            name = key.replace("-", "_")
+            name = _once(key, entries, f"{shown}: [{table}]")
             if name not in allowed:
                 raise SettingsError(f"{shown}: unknown setting {key!r} in [{table}]{nearest(key, _spelled(allowed))}", hint=_HINT)
             if table == command:
-                values[options[name].name or name] = _plain(value, options[name])
+                values[options[name].name or name] = _plain(value, options[name], f"{shown}: [{table}] {key}")
     return Layer(kind, shown, values)
 
 
@@ -129,13 +133,40 @@ def _spelled(names: Iterable[str]) -> list[str]:
     return [name.replace("_", "-") for name in names]
 
 
-def _plain(value: Any, option: click.Option) -> Any:
-    """A TOML value as click takes it: lists stay lists where an option repeats and become comma lists where it does not."""
-    if isinstance(value, list) and not option.multiple and option.nargs == 1:
-        return ",".join(str(item) for item in value)
-    if option.multiple and not isinstance(value, list):
-        return [value]
-    return value
+def _once(key: str, table: Mapping[str, Any], where: str) -> str:
+    """The key as options are known by. Raises SettingsError where the table says it twice, or names a settings file."""
+    name = key.replace("-", "_")
+    if twin := next((other for other in table if other != key and other.replace("-", "_") == name), None):
+        raise SettingsError(f"{where}: {key!r} and {twin!r} are one setting; keep one of them")
+    if name == "config":
+        raise SettingsError(f"{where}: a settings file names no other", hint="Name it with --config or BATCHGEN_CONFIG.")
+    return name
+
+
+def _plain(value: Any, option: click.Option, where: str) -> Any:
+    """A TOML value as click takes it: true or false for a switch, else text, which is checked as on the command line. Lists stay lists
+    where an option repeats and become comma lists where it does not. Raises SettingsError for another kind of value."""
+    if option.is_flag:
+        if not isinstance(value, bool):
+            raise SettingsError(f"{where}: {_shown(value)} is neither true nor false; write one of them, without quotes")
+        return value
+    if isinstance(value, list):
+        items = [_text(item, where) for item in value]
+        return items if option.multiple or option.nargs != 1 else ",".join(items)
+    if value == "" and option.name not in MAY_BE_BLANK:
+        raise SettingsError(f"{where} is blank; say what it is, or leave the line out")
+    return [_text(value, where)] if option.multiple else _text(value, where)
+
+
+def _text(value: Any, where: str) -> str:
+    if isinstance(value, bool | list | dict) or "\0" in str(value):
+        raise SettingsError(f"{where}: {_shown(value)} is no value of this setting; write a number or a text in quotes")
+    return str(value)
+
+
+def _shown(value: Any) -> str:
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else text[:60] + "..."
 
 
 class OtherOptions:
@@ -219,6 +250,8 @@ def add_settings_options(command: click.Command, others: OtherOptions) -> None:
         ),
     ]
     for name, option in options_of(command).items():
+        if option.is_flag:
+            option.type = Switch()
         if option.envvar is None:
             option.envvar = [f"{PREFIX}_{(command.name or '').upper()}_{name.upper()}", f"{PREFIX}_{name.upper()}"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from batchgen.cli.numbers import FiniteFloat
+from batchgen.cli.numbers import FiniteRange, WholeRange
 from batchgen.cli.parsed import parsed
 from batchgen.errors import UsageError
 from batchgen.inventory.loras import LoraFile, parse_loras
@@ -69,10 +69,10 @@ def workload_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option("--size", metavar="WxH", callback=_dimensions, help="Size to plan for, e.g. 1024x1024; default: the model's own."),
-    click.option("--frames", metavar="N", type=click.IntRange(1), help="Frames of a clip."),
-    click.option("--steps", metavar="N", type=click.IntRange(1), help="Denoising steps."),
-    click.option("--guidance", metavar="G", type=FiniteFloat(), help="Guidance scale."),
-    click.option("--jobs", metavar="N", type=click.IntRange(1), help="How many pictures or clips; default: the manifest's, else 100."),
+    click.option("--frames", metavar="N", type=WholeRange(1, 2**31 - 1), help="Frames of a clip."),
+    click.option("--steps", metavar="N", type=WholeRange(1, 2**31 - 1), help="Denoising steps."),
+    click.option("--guidance", metavar="G", type=FiniteRange(min=0), help="Guidance scale."),
+    click.option("--jobs", metavar="N", type=WholeRange(1), help="How many pictures or clips; default: the manifest's, else 100."),
     click.option("--reserve-vram", metavar="GB", callback=parsed(parse_size), help="Device memory to keep back (GiB)."),
     click.option("--host-memory", metavar="GB", callback=parsed(parse_size), help="Host memory to use at most (GiB)."),
     click.option(

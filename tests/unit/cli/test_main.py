@@ -201,6 +201,36 @@ def test_an_option_is_not_taken_for_a_value(arguments: list[str], message: str, 
     assert message in capsys.readouterr().err
 
 
+BLANK = [
+    (["run", "list.csv", "--model", "builtin", "-o", ""], "--output is blank"),
+    (["run", "list.csv", "--model", "builtin", "--output="], "--output is blank"),
+    (["run", "list.csv", "--model", ""], "--model is blank"),
+    (["run", "list.csv", "--model", "builtin", "--lora", ""], "--lora is blank"),
+    (["run", "", "--model", "builtin"], "MANIFEST is blank"),
+    (["check", "list.csv", "--config", ""], "--config is blank"),
+    (["status", ""], "DIR is blank"),
+    (["merge", ".", "", "-o", "all"], "DIR is blank"),
+    (["rerender", ""], "FILE is blank"),
+    (["plan", "--gpu", ""], "--gpu is blank"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BLANK)
+def test_a_blank_value_is_no_value(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "list.csv").write_text("prompt\na ring\n")
+    assert main.run(arguments) == 2
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["list.csv"]
+
+
+def test_a_blank_negative_prompt_is_one(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("prompt\na ring\n")
+    assert main.run(["check", str(tmp_path / "list.csv"), "--negative-prompt", ""]) == 0
+
+
 NOT_FINITE = [
     ["run", "x.csv", "--max-hours"], ["run", "x.csv", "--job-timeout"], ["status", ".", "--interval"], ["plan", "--guidance"],
     ["plan", "--keep-resident-min-available-gb"], ["check", "x.csv", "--guidance"], ["check", "x.csv", "--fps"],

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from batchgen.cli import settings
+from batchgen.cli.numbers import WholeRange
 from batchgen.errors import SettingsError, UsageError
 
 
@@ -19,7 +20,7 @@ def make_group() -> click.Group:
     @click.argument("manifest", required=False)
     @click.option("--model")
     @click.option("--batch-size", default="auto")
-    @click.option("--limit", type=click.IntRange(1))
+    @click.option("--limit", type=WholeRange(1))
     @click.option("--cpu-offload-components")
     @click.option("--device-memory", multiple=True)
     @click.option("--fsdp/--no-fsdp", default=None)
@@ -138,6 +139,19 @@ def test_a_file_may_hold(file: str, name: str, value: str, here: Path) -> None:
         ("manifest = 'x'", ["batchgen.toml", "'manifest'"]),
         ("limit = 3\nbatch-size : 2", ["batchgen.toml", "TOML", "line 2"]),
         ("preset = 'overnite'", ["'overnite'", "'overnight'"]),
+        ("fsdp = 'yes'", ["batchgen.toml", "fsdp", "'yes'", "true nor false"]),
+        ("[run]\nfsdp = 1", ["[run] fsdp", "true nor false"]),
+        ("limit = true", ["batchgen.toml: limit", "true"]),
+        ("limit = [true]", ["batchgen.toml: limit", "true"]),
+        ("[run.limit]\nmost = 3", ["[run] limit", "most"]),
+        ("device-memory = [[24]]", ["batchgen.toml: device-memory", "[24]"]),
+        ('output = "a\\u0000b"', ["batchgen.toml: output"]),
+        ('output = ""', ["batchgen.toml: output", "blank"]),
+        ("batch-size = 4\nbatch_size = 5", ["'batch-size'", "'batch_size'", "one setting"]),
+        ("[plan]\npolicy-only = true\npolicy_only = true", ["[plan]", "'policy_only'", "one setting"]),
+        ("config = 'other.toml'", ["batchgen.toml", "--config"]),
+        (f"limit = {'9' * 5000}", ["batchgen.toml", "TOML"]),
+        (f"limit = {'[' * 20000}", ["batchgen.toml", "TOML"]),
     ],
 )
 def test_a_file_is_refused_with_its_name_and_the_right_word(file: str, words: list[str], here: Path) -> None:
@@ -146,6 +160,26 @@ def test_a_file_is_refused_with_its_name_and_the_right_word(file: str, words: li
     assert isinstance(result.exception, SettingsError | UsageError)
     assert all(word in str(result.exception) for word in words), str(result.exception)
     assert result.exception.exit_code == 2
+
+
+@pytest.mark.parametrize("value", ["2.5", "3.0", "inf", "nan", "1e400", "2026-01-01", "07:30:00", "'many'", "0", "[1, 2]"])
+def test_a_value_from_a_file_is_checked_like_one_from_the_command_line(value: str, here: Path) -> None:
+    (here / "batchgen.toml").write_text(f"limit = {value}")
+    result = invoke([])
+    assert result.exit_code == 2, result.output
+    assert "'--limit'" in result.output
+    assert "whole number" in result.output
+
+
+def test_a_file_that_is_not_utf8_says_so(here: Path) -> None:
+    (here / "batchgen.toml").write_bytes(b"limit = 3 # caf\xe9")
+    assert "batchgen.toml: not a TOML file: byte 15 is not UTF-8" in str(invoke([]).exception)
+
+
+def test_a_switch_of_the_environment_that_is_neither_on_nor_off_is_refused(here: Path) -> None:
+    assert found(invoke([], {"BATCHGEN_FSDP": "no"}))["fsdp"][0] == "False"
+    result = invoke([], {"BATCHGEN_FSDP": "maybe"})
+    assert (result.exit_code, "'maybe' is neither true nor false" in result.output) == (2, True), result.output
 
 
 def test_no_local_settings_leaves_the_file_unread(here: Path) -> None:
