@@ -110,6 +110,13 @@ def test_what_cannot_be_made_again_is_refused(name, message, tmp_path):
     assert "Traceback" not in said.err
 
 
+def test_a_folder_of_pictures_is_not_taken_for_a_clip(run, tmp_path):
+    said = batchgen("rerender", run / "outputs", folder=tmp_path)
+    assert said.code == 2, said
+    assert "a folder of pictures, not a clip" in said.err
+    assert f"{run / 'outputs'}/*" in said.err
+
+
 def test_another_model_is_refused_before_it_is_loaded(run, tiny_folder, tmp_path):
     picture = sorted((run / "outputs").iterdir())[0]
     said = batchgen("rerender", picture, "--model", tiny_folder("z_image"), folder=tmp_path)

@@ -7,6 +7,7 @@ of them, and none of torch, diffusers, transformers and pandas.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
 import sys
@@ -136,8 +137,17 @@ def run(arguments: list[str]) -> int:
         streams.silence(sys.stdout)
         _say(f"error: standard output cannot be written: {error.strerror}")
         return EXIT_STOPPED
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            return _say_unexpected(error, arguments, debug=bool(meta.get("batchgen.debug")))
+        _say(f"error: {_safe(_cut(str(error.filename)))}: {error.strerror}")  # wherever a path is looked at, it was given
+        return EXIT_REFUSED
     except Exception as error:  # noqa: BLE001 - the last net: a message and a file instead of a traceback
         return _say_unexpected(error, arguments, debug=bool(meta.get("batchgen.debug")))
+
+
+def _cut(text: str, width: int = 80) -> str:
+    return text if len(text) <= width else f"{text[:width]}..."
 
 
 def _flush() -> None:

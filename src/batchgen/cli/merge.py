@@ -10,7 +10,7 @@ import click
 
 from batchgen.cli import streams
 from batchgen.cli.finishing import write_jobs_table
-from batchgen.cli.places import RunPath, store_of
+from batchgen.cli.places import RunPath, check_folder, store_of
 from batchgen.errors import EXIT_DONE, EXIT_SOME_FAILED, DiskError, UsageError
 from batchgen.journal import Journal
 from batchgen.merging import Part, check_target, merge, not_there, read_parts
@@ -45,6 +45,7 @@ def command(folders: tuple[Path, ...], output: str, copy: bool, partial: bool) -
         message = f"{without_secrets(output)}: shards are joined into a folder on a disk"
         raise UsageError(message, option="--output", hint="Name a folder with -o.")
     check_slashes(output)
+    check_folder(Path(output))
     parts = read_parts(folders, partial=partial)
     target = RunFolder(Path(output).absolute())
     check_target(target, parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -31,7 +32,7 @@ class RunPath(click.ParamType[Path]):
         text = str(value)
         if not is_url(text):
             check_slashes(text, option=None)
-            return Path(text)
+            return check_folder(Path(text), option=None)
         location = Location.parse(text)
         folder = state_folder(location, os.environ)
         if not _begun(folder):
@@ -49,6 +50,22 @@ class RunPath(click.ParamType[Path]):
                 hint="If the run was begun with --state, name that folder instead. The state lies on the machine that ran it.",
             )
         return folder
+
+
+def check_folder(path: Path, option: str | None = "--output") -> Path:
+    """The path. Raises UsageError where no folder can ever be: below a file, behind a link to nothing, under too long a name."""
+    try:
+        path.stat()
+        return path
+    except FileNotFoundError:
+        if not path.is_symlink():
+            return path
+        why = "it is a link to nothing"
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM):  # it may well be there: what comes of it is said where it is used
+            return path
+        why = error.strerror or str(error)
+    raise UsageError(f"{path} cannot be a folder: {why}", option=option, hint="Name another one.")
 
 
 def _begun(folder: Path) -> bool:
@@ -73,7 +90,7 @@ def run_place(run: RunOptions, default: Path) -> tuple[Path, Store | None]:
                 "--take-over goes with outputs at a URL; a run on a disk takes a dead run's folder over by itself", option="--take-over",
                 hint="Leave it out.",
             )
-        return Path(run.output) if run.output is not None else default, None
+        return check_folder(Path(run.output) if run.output is not None else default), None
     from batchgen.checkpoints import records_below
     from batchgen.outputs.store import Store
 

@@ -178,6 +178,8 @@ def read_origin(file: Path) -> Origin:
     settings = read_settings(file)
     if settings is None:
         raise RefusedError(f"{file} has no settings of batchgen inside", hint="Only files that batchgen wrote can be made again.")
+    if file.is_dir() and not settings.get("num_frames"):
+        raise RefusedError(f"{file} is a folder of pictures, not a clip kept as frames", hint=f"Name the pictures: {file}/*")
     if cut := settings.get("cut"):
         raise RefusedError(f"{file}: {', '.join(cut)} was too long to be kept whole inside", hint="Render its manifest row again instead.")
     for folder in file.absolute().parents:

@@ -40,9 +40,9 @@ def disk_error(error: OSError, path: Path) -> DiskError | None:
     what = _DISK_ERRNOS[error.errno]
     if error.errno == errno.ENOSPC and _out_of_inodes(path):
         what = "the file system has no free inodes"
+    mend = "Make space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "See that it can be written, or name another place"
     return DiskError(
-        f"{what}: {path} could not be written",
-        hint="Everything finished so far is kept. Make space (or write access) and run the same command again; it resumes.",
+        f"{what}: {path} could not be written", hint=f"{mend}, and run the same command again. Everything finished so far is kept.",
     )
 
 
@@ -142,10 +142,10 @@ def _link(temp: Path, path: Path) -> None:
 
 def make_folders(folder: Path) -> None:
     """Like `mkdir -p`, with every new name synced."""
-    if folder.is_dir():
-        return
-    make_folders(folder.parent)
     try:
+        if folder.is_dir():
+            return
+        make_folders(folder.parent)
         folder.mkdir(exist_ok=True)
     except OSError as error:
         said = error.strerror or str(error)

@@ -226,6 +226,21 @@ def test_a_blank_value_is_no_value(
     assert [path.name for path in tmp_path.iterdir()] == ["list.csv"]
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["check", "list.csv", "--model"], ["check", "list.csv", "--faults-file"], ["rerender"], ["check"], ["plan", "--model-facts"]],
+)
+def test_a_path_that_is_too_long_is_refused_by_its_name(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "list.csv").write_text("prompt\na ring\n")
+    assert main.run([*arguments, "n" * 300]) == 2
+    said = capsys.readouterr().err
+    assert "nnn" in said
+    assert "unexpected" not in said
+
+
 def test_a_blank_negative_prompt_is_one(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("prompt\na ring\n")
     assert main.run(["check", str(tmp_path / "list.csv"), "--negative-prompt", ""]) == 0

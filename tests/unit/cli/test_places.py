@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from batchgen.cli.main import run
-from batchgen.cli.places import RunPath
+from batchgen.cli.places import RunPath, run_place
+from batchgen.cli.run_options import RunOptions
 from batchgen.errors import RefusedError, UsageError
 from batchgen.outputs.urls import Location, state_folder
 from batchgen.runfolder import RunFolder
@@ -58,3 +59,26 @@ def test_shards_are_joined_into_no_address(output: str, words: str, tmp_path: Pa
     assert run(["merge", "s1", "-o", output]) == 2
     assert words in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def nowhere(folder: Path) -> dict[str, Path]:
+    """Places where no folder can ever be, and what is said of them."""
+    (folder / "file").write_text("x")
+    (folder / "loose").symlink_to(folder / "gone")
+    (folder / "ring").symlink_to(folder / "ring")
+    return {
+        "Not a directory": folder / "file" / "run", "File name too long": folder / ("a" * 300), "a link to nothing": folder / "loose",
+        "symbolic links": folder / "ring",
+    }
+
+
+@pytest.mark.parametrize("said", ["Not a directory", "File name too long", "a link to nothing", "symbolic links"])
+def test_a_place_where_no_folder_can_be_is_refused_by_every_command(said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = str(nowhere(tmp_path)[said])
+    with pytest.raises(UsageError, match=said):
+        run_place(RunOptions(output=place), tmp_path / "default")
+    for arguments in (["merge", "a", "-o", place], ["status", place], ["verify", place], ["report", place], ["merge", place, "-o", "all"]):
+        assert run(arguments) == 2, arguments
+        message = capsys.readouterr().err
+        assert said in message, (arguments, message)
+        assert "hint: " in message
