@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -164,8 +165,11 @@ def shape_table(summary: ManifestSummary) -> Sheet:
     from batchgen.report.sheet import Column, Sheet
 
     table = Sheet("Shapes", (Column("shape", "text"), Column("jobs", "number")))
-    for count in summary.shapes[:SHAPES_SHOWN]:
-        table.add(count.shape.text.replace("?x?", "the model's own size"), f"{count.jobs:,}")
+    shown = summary.shapes[:SHAPES_SHOWN]
+    alike = Counter(count.shape.text for count in shown)  # but for their frames a second, which the text leaves out
+    for count in shown:
+        fps = "" if alike[count.shape.text] == 1 or count.shape.fps is None else f", {count.shape.fps:g} fps"
+        table.add(count.shape.text.replace("?x?", "the model's own size") + fps, f"{count.jobs:,}")
     if len(summary.shapes) > SHAPES_SHOWN:
         rest = summary.shapes[SHAPES_SHOWN:]
         table.add(counted(len(rest), "other"), f"{sum(count.jobs for count in rest):,}")

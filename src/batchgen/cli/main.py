@@ -177,8 +177,8 @@ def _safe(text: str) -> str:
 
 def _say_error(error: BatchgenError) -> None:
     option = f"{error.option}: " if isinstance(error, UsageError) and error.option and error.option not in error.message else ""
-    head = "stopped" if isinstance(error, InterruptedRunError) else "error"
-    _say(f"{head}: {_safe(option + error.message)}")
+    head = "error: " if not isinstance(error, InterruptedRunError) else "" if error.message.startswith("stopped") else "stopped: "
+    _say(f"{head}{_safe(option + error.message)}")
     if error.hint:
         _say(f"hint: {_safe(error.hint)}")
 

@@ -48,6 +48,9 @@ class ModelIndex:
     foreign: tuple[str, ...]
 
 
+_UNKNOWN = "has no class"
+
+
 def read_index(folder: Path, *, trust_remote_code: bool) -> ModelIndex:
     """The index of a model folder. Raises ModelError for whatever is wrong with it, all faults at once."""
     path = folder / INDEX_NAME
@@ -68,9 +71,10 @@ def read_index(folder: Path, *, trust_remote_code: bool) -> ModelIndex:
     index = parse_index(content, str(path))
     if index.foreign and not trust_remote_code:
         listed = "\n".join(f"  {line}" for line in index.foreign)
+        newer = "A newer diffusers may have it: python -m pip install -U diffusers. " if _UNKNOWN in listed else ""
         raise ModelError(
-            f"{path} asks for code that is not part of diffusers or transformers:\n{listed}",
-            hint="Look at that code first; then pass --trust-remote-code to run it.",
+            f"{path} asks for code that is not part of the installed diffusers or transformers:\n{listed}",
+            hint=f"{newer}If it is code of the model's own, look at it first; then pass --trust-remote-code to run it.",
         )
     return index
 
@@ -119,7 +123,7 @@ def _pipeline_class(value: object, foreign: list[str], faults: list[str]) -> str
         faults.append(f"_class_name: the pipeline's class name should be text, not {json.dumps(value)}")
         return ""
     if not _in_diffusers(value):
-        foreign.append(f"the pipeline itself: diffusers {_diffusers_version()} has no class {value!r}")
+        foreign.append(f"the pipeline itself: diffusers {_diffusers_version()} {_UNKNOWN} {value!r}")
     return value
 
 
@@ -152,7 +156,7 @@ def _foreign(entry: IndexEntry) -> str | None:
     if entry.library == "diffusers":
         if _in_diffusers(entry.class_name):
             return None
-        return f"{entry.name}: diffusers {_diffusers_version()} has no class {entry.class_name!r}"
+        return f"{entry.name}: diffusers {_diffusers_version()} {_UNKNOWN} {entry.class_name!r}"
     if entry.library in _pipeline_modules():  # diffusers keeps a few components beside their pipelines, e.g. ltx2
         return None
     return f"{entry.name}: class {entry.class_name!r} from the module {entry.library!r}"

@@ -6,16 +6,20 @@ Only asked on the way to an error: it reads all profiles.
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from pathlib import Path
 
 from batchgen.inventory.profiles import config_dir
 
 _CLOSE = 0.7
+_PAGE = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<id>[\w.-]+/[\w.-]+)(?:[/?#]|$)")
 
 
 def meant(source: str) -> str:
     """`; did you mean 'builtin'?`, or an empty text where nothing is near."""
+    if address := _PAGE.match(source):
+        return f"; did you mean {address['id']!r}?"
     found = {name.lower(): name for name in (*_hub_ids(), *_folders(Path(source).expanduser()))}
     close = difflib.get_close_matches(source.lower(), list(found), n=1, cutoff=_CLOSE)
     return f"; did you mean {found[close[0]]!r}?" if close else ""

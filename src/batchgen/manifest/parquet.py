@@ -36,5 +36,5 @@ def read_parquet(path: str, *, name: str) -> Iterator[Chunk]:
 
 
 def _broken(name: str, error: Exception) -> Fault:
-    return Fault(name, None, None, None, f"not a readable Parquet file: {str(error)[:200]}", "write it again", "parquet")
+    return Fault(name, None, None, None, f"not a readable Parquet file: {str(error)[:200].rstrip('.')}", "write it again", "parquet")
 

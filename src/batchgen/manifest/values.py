@@ -58,7 +58,7 @@ def text(cell: object) -> str | None:
     if cell is None:
         return None
     if not isinstance(cell, str):
-        raise Problem(f"is {_kind_of(cell)}, not text", "put it in quotes", "type")
+        raise _not_text(cell)
     check_text(cell)
     return cell if cell.strip() else None
 
@@ -75,8 +75,13 @@ def identifier(cell: object) -> str | None:
         check_text(cell)
         return cell.strip() or None
     if isinstance(cell, bool) or not isinstance(cell, (int, float, type(None))):
-        raise Problem(f"is {_kind_of(cell)}, not text", "put it in quotes", "type")
+        raise _not_text(cell)
     return written(cell)
+
+
+def _not_text(cell: object) -> Problem:
+    plain = isinstance(cell, bool | int | float)
+    return Problem(f"is {_kind_of(cell)}, not text", "put it in quotes" if plain else "write it as one text", "type")
 
 
 def check_text(value: str) -> None:

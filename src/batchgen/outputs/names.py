@@ -146,8 +146,13 @@ def slug(text: str, *, marked: bool = False) -> str:
 
 
 def _letters(text: str) -> str:
-    # marks belong to their letters: without them Thai or Hindi words fall apart
-    return "".join(char if char.isascii() or unicodedata.category(char)[0] in "LMN" else " " for char in text)
+    # marks belong to their letters: without them Thai or Hindi words fall apart; one of a sign that goes, goes with it
+    kept, letter = [], False
+    for char in text:
+        kind = unicodedata.category(char)[0]
+        letter = kind in "LN" or (kind == "M" and letter)
+        kept.append(char if letter or char.isascii() else " ")
+    return "".join(kept)
 
 
 def short_hash(text: str) -> str:

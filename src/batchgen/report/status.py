@@ -36,6 +36,8 @@ def collect(folder: RunFolder, *, now: float | None = None) -> dict[str, Any]:
         holder = read_holder(folder.lock_path)
         alive = holder is not None and is_alive(folder.lock_path, holder)
         left = counts["pending"] + counts["running"]
+        if not alive:  # what was in flight when a run ended without a word waits for the next
+            counts |= {"pending": left, "running": 0}
         stopped_by, _, because = ("" if alive or last is None else last["stopped_by"] or "").partition(": ")
         rate = _rate(journal, last, now if alive else None)
         return {
@@ -132,7 +134,7 @@ def _headline(status: dict[str, Any]) -> str:
         "running": "running",
         "finished": "finished",
         "stopped": _stopped(status["stopped_by"]),
-        "crashed": "ended without a word (crash or power cut)",
+        "crashed": "ended without a word (crash, power cut or full disk)",
         "new": "not begun",
     }
     line = f"{words[status['state']]}: {counts['done']} of {status['jobs']} done"

@@ -125,3 +125,12 @@ def test_numbers_may_come_from_a_settings_file(capsys: pytest.CaptureFixture[str
     code, found = as_json(capsys, str(CASES / "quirks.tsv"))
     assert code == 0
     assert [(shape["guidance"], shape["fps"], shape["width"]) for shape in found["shapes"]] == [(7.5, 8.0, 64)]
+
+
+def test_shapes_that_differ_in_their_frames_a_second_alone_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = ["a,64,32,17,16", "b,64,32,17,24", "c,64,64,17,16"]
+    (tmp_path / "list.csv").write_text("prompt,width,height,frames,fps\n" + "\n".join(rows))
+    code, out, _ = said(capsys, "list.csv")
+    assert (code, "3 shapes" in out) == (0, True), out
+    table = out[out.index("Shapes") : out.index("First jobs")].split("\n")
+    assert sorted(line.split("  ")[0] for line in table if line.startswith("64x")) == ["64x32x17, 16 fps", "64x32x17, 24 fps", "64x64x17"]

@@ -51,6 +51,7 @@ def raising(error: BaseException):
         (DiskError("the disk is full"), 1, "error: the disk is full\n"),
         (InterruptedRunError("SIGTERM", "3 of 5 done; the same command goes on"), 143, "stopped: 3 of 5 done; the same command goes on\n"),
         (InterruptedRunError("SIGHUP", "x"), 129, "stopped: x\n"),
+        (InterruptedRunError("SIGINT", "stopped by SIGINT; 3 jobs are left"), 130, "stopped by SIGINT; 3 jobs are left\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
         (BatchgenError("bad \x1b[2J name"), 1, "error: bad \\x1b[2J name\n"),
     ],

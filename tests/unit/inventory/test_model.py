@@ -211,6 +211,29 @@ def test_odd_entries_of_the_index_are_named(new_model: Callable[..., Path], chan
         facts_of(new_model(index=INDEX | changes))
 
 
+@pytest.mark.parametrize(
+    ("changes", "newer"),
+    [
+        ({"_class_name": "NoSuchPipeline"}, True), ({"vae": ["diffusers", "AutoencoderNever"]}, True),
+        ({"_class_name": ["mine", "Own"]}, False), ({"vae": ["mine", "OwnVAE"]}, False),
+    ],
+)
+def test_a_class_that_diffusers_does_not_have_may_be_newer(new_model: Callable[..., Path], changes: dict[str, Any], newer: bool) -> None:
+    with pytest.raises(ModelError) as caught:
+        facts_of(new_model(index=INDEX | changes))
+    assert caught.value.hint
+    assert "--trust-remote-code" in caught.value.hint
+    assert ("pip install -U diffusers" in caught.value.hint) == newer
+
+
+@pytest.mark.parametrize(
+    "address", ["https://huggingface.co/Owner/Name", "http://hf.co/Owner/Name/tree/main", "huggingface.co/Owner/Name?x=1", "https://huggingface.co/Owner/Name#files"],
+)
+def test_the_address_of_a_model_page_is_met_with_its_id(address: str) -> None:
+    with pytest.raises(ModelError, match="did you mean 'Owner/Name'"):
+        resolve(address, ModelOptions(), platform="cpu")
+
+
 def test_foreign_code_passes_with_consent_and_nothing_of_it_was_imported(new_model: Callable[..., Path]) -> None:
     folder = new_model(index=INDEX | {"vae": ["mine", "OwnVAE"]})
     facts = facts_of(folder, trust_remote_code=True)

@@ -72,6 +72,19 @@ def test_the_same_rows_in_any_kind_are_the_same_jobs(tmp_path: Path, name: str) 
     assert [(job.key, job.seed, job.prompt, job.output) for job in made] == [(job.key, job.seed, job.prompt, job.output) for job in want]
 
 
+def test_what_is_no_text_is_told_in_words_that_fit_it(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"prompt": [b"a ring"]}), tmp_path / "a.parquet")
+    (tmp_path / "b.jsonl").write_text('{"prompt": ["a"]}\n{"prompt": {"a": 1}}\n{"prompt": 1}\n')
+    found = [faults_of(tmp_path / name) for name in ("a.parquet", "b.jsonl")]
+    assert [(fault.message, fault.fix) for faults in found for fault in faults] == [
+        ("is bytes, not text", "write it as one text"), ("is a list, not text", "write it as one text"),
+        ("is an object, not text", "write it as one text"), ("is a number, not text", "put it in quotes"),
+    ]
+
+
 def test_parquet_gives_its_columns_as_they_are(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet

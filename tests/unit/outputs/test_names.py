@@ -129,7 +129,7 @@ def test_the_number_of_a_picture_and_the_index_are_never_cut_off() -> None:
 
 SLUGS = {
     "A Red, RED kite!": "a-red-red-kite", "naïve café": "naïve-café", "e\u0301clair": "éclair", "नमस्ते दुनिया": "नमस्ते-दुनिया", "猫 on a roof": "猫-on-a-roof",
-    "🙌✨": "untitled", "": "untitled", "--- f/2.8 ---": "f-2-8", "{a|b} $x %s": "a-b-x-s", "one " * 40: "one-one-one-one-one-one-one-one-one-one-one-one-one-one-one",
+    "🙌✨": "untitled", "a cake 🎂 with candles 🕯️": "a-cake-with-candles", "1️⃣ first #️⃣": "1️⃣-first", "❤️": "untitled", "": "untitled", "--- f/2.8 ---": "f-2-8", "{a|b} $x %s": "a-b-x-s", "one " * 40: "one-one-one-one-one-one-one-one-one-one-one-one-one-one-one",
 }
 
 

@@ -100,6 +100,17 @@ def test_how_a_run_ended(folder: RunFolder, end: str | None, done: int, state: s
     )
 
 
+def test_what_was_in_flight_when_a_run_ended_without_a_word_is_left_to_do(folder: RunFolder) -> None:
+    fill(folder, done=3, end=None)
+    with Journal.open(folder.journal) as journal:
+        journal._db.execute("UPDATE jobs SET state = 'running' WHERE key = (SELECT min(key) FROM jobs WHERE state = 'pending')")
+        before = journal.counts()
+    assert before["running"] == 1
+    status = collect(folder)
+    assert status["state"] == "crashed"
+    assert status["counts"] == before | {"running": 0, "pending": before["pending"] + 1}
+
+
 def test_people_see_counts_reasons_and_no_terminal_codes(folder: RunFolder) -> None:
     fill(folder, end="SIGINT")
     text = run_status(folder)
