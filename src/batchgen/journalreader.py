@@ -6,6 +6,7 @@ Knows how to wait for a turn beside a busy writer, and holds no lock longer than
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -305,9 +306,9 @@ class JournalReader:
             yield from (tuple(row)[:-1] for row in rows)
             last = rows[-1]["rowid"]
 
-    def made_since(self, when: float) -> int:
-        """How many outputs were rendered since; adopted ones are not counted."""
-        return int(self._one(f"SELECT count(*) FROM jobs WHERE {_MADE} AND written_at >= ?", (when,)))  # noqa: S608 a constant
+    def made_since(self, when: float, until: float = math.inf) -> int:
+        """How many outputs were rendered since, up to `until` where the clock was set back; adopted ones are not counted."""
+        return int(self._one(f"SELECT count(*) FROM jobs WHERE {_MADE} AND written_at BETWEEN ? AND ?", (when, until)))  # noqa: S608 a constant
 
     def mean_output_bytes(self) -> float | None:
         """Mean size of the outputs so far; None before the first."""

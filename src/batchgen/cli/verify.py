@@ -55,5 +55,5 @@ def command(folder: Path, as_json: bool) -> int:
         said = "nothing is wrong" if not findings else counted(len(findings), "finding")
         click.echo(f"{counted(tally.checked, 'output')} checked, {size_text(tally.size_bytes)} as the journal says, {said}")
         if any(finding["wrong"] != "stranger" for finding in findings):
-            click.echo("`batchgen run ... --verify` with the run's manifest and model renders those again.")
+            click.echo("`batchgen run ... --verify` with the run's manifest and model renders again what is missing or damaged.")
     return EXIT_SOME_FAILED if findings else EXIT_DONE

@@ -99,7 +99,7 @@ def _rate(journal: Journal, last: dict[str, Any] | None, now: float | None) -> f
     if end is None:
         return None
     since = max(last["started"], end - _RATE_SECONDS) if now is not None else last["started"]
-    made = journal.made_since(since)
+    made = journal.made_since(since, end)
     return 60 * made / (end - since) if made and end > since else None
 
 

@@ -100,6 +100,14 @@ def test_how_a_run_ended(folder: RunFolder, end: str | None, done: int, state: s
     )
 
 
+def test_outputs_of_a_time_before_the_clock_was_set_back_are_not_this_runs(folder: RunFolder) -> None:
+    fill(folder, done=6, end="finished")
+    with Journal.open(folder.journal) as journal:
+        journal._db.execute("UPDATE jobs SET written_at = written_at + 86400 WHERE state = 'done'")
+        journal._db.execute("UPDATE runs SET started = started - 60")
+    assert collect(folder)["rate_per_minute"] is None
+
+
 def test_what_was_in_flight_when_a_run_ended_without_a_word_is_left_to_do(folder: RunFolder) -> None:
     fill(folder, done=3, end=None)
     with Journal.open(folder.journal) as journal:
