@@ -52,6 +52,11 @@ class RunFolder:
         return self.path / "logs"
 
     @property
+    def thumbs(self) -> Path:
+        """Small pictures of outputs that went to a store, for the page."""
+        return self.path / "thumbs"
+
+    @property
     def aside(self) -> Path:
         """Files that stood where a picture had to go and were not batchgen's own or not whole."""
         return self.path / "aside"

@@ -64,6 +64,7 @@ def test_uploads_that_are_turned_away_twice_come_through_and_nothing_secret_is_a
     objects = s3.objects("one/")
     assert {"one/run.json", "one/journal.sqlite", "one/report.html", "one/tables/jobs.csv", "one/tables/timings.txt"} <= set(objects)
     assert not [name for name in objects if ".tmp" in name]
+    assert s3.read("one/report.html").count(b"data:image/webp;base64,") == JOBS, "made before the pictures went"
     # the run says where its state is, and status finds it by the place
     assert "s3://night/one/outputs" in said.out
     (state,) = (folder / "states/batchgen").iterdir()

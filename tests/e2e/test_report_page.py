@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import time
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -151,3 +153,16 @@ def test_nothing_was_asked_of_the_network_and_the_console_is_clean(page):
     if importlib.util.find_spec("av") is None:  # a clip that is none cannot be decoded; that is the test's own doing
         severe = [entry for entry in severe if ".mp4" not in entry["message"]]
     assert severe == []
+
+
+def test_a_picture_that_lies_elsewhere_is_shown_small_and_the_rest_of_the_page_stays(page):
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    (Path(unquote(urlsplit(page.current_url).path)).parent / "outputs/000040.png").unlink()
+    find(page, "picture 40 of")
+    tiles(page)[0].click()
+    shown = "const image = document.querySelector('#large img'); return image.complete && image.naturalWidth > 0"
+    WebDriverWait(page, 30).until(lambda _: page.execute_script(shown))
+    assert page.execute_script("return document.querySelector('#large img').src").startswith("data:image/webp;base64,")
+    page.find_element("id", "close").click()
+    find(page, "")

@@ -13,6 +13,7 @@ from pathlib import Path
 from batchgen.events import JobFailed, OutputDone
 from batchgen.outputs.files import measure
 from batchgen.outputs.store import Store
+from batchgen.outputs.thumbnails import Thumbnails
 from batchgen.outputs.whole import Verdict, judge
 
 OUTPUTS = "outputs"  # below the place, as in a run folder
@@ -31,6 +32,8 @@ class Delivery:
         self.store = store
         self.folder = folder
         self._overwrite = overwrite
+        # a worker on another machine writes its files into a folder of the same name that is not the run's state
+        self._thumbnails = Thumbnails(folder.parent / "thumbs") if (folder.parent / "run.lock").exists() else None
 
     def staged(self, event: OutputDone) -> bool:
         """Is the file still here?"""
@@ -42,6 +45,8 @@ class Delivery:
         What stands under its name already is adopted where it is this job's, and never written over where it is not.
         """
         local, name = self.folder / event.path, remote_name(event.path)
+        if self._thumbnails is not None:
+            self._thumbnails.keep(local, event.key)
         verdict, there = self.judge(event.path, event.key)
         if verdict == "ours" and there is not None:
             local.unlink(missing_ok=True)

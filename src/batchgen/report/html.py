@@ -6,7 +6,6 @@ Prompts, names and reasons are data: jinja2 escapes them, and the gallery's scri
 from __future__ import annotations
 
 import base64
-import io
 import json
 import secrets
 import shlex
@@ -17,11 +16,11 @@ from urllib.parse import quote
 
 import jinja2
 from markupsafe import Markup
-from PIL import Image
 
 from batchgen import __version__
 from batchgen.journal import Journal
 from batchgen.outputs.files import atomic_write
+from batchgen.outputs.thumbnails import MOST, PICTURES, Thumbnails, thumbnail
 from batchgen.report.contact import LIMIT, Tile, contact_sheet
 from batchgen.report.data import ReportData, collect, jobs
 from batchgen.report.safe import printable
@@ -29,12 +28,10 @@ from batchgen.runfolder import RunFolder
 from batchgen.units import duration_text, size_text
 
 # Thumbnails beyond this are the files themselves, loaded as they are looked at: a page of 100,000 must still open.
-EMBEDDED = 1000
+EMBEDDED = MOST
 REASONS_SHOWN = 200
-_SIDE = 192
 # Lines over less than this say nothing that the tables do not.
 _CHARTED_SECONDS = 120.0
-_PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".avif")
 
 
 def write_report(folder: RunFolder, *, charts: bool | None = None) -> Path:
@@ -119,34 +116,31 @@ def _components(data: ReportData) -> list[dict[str, Any]]:
 
 def _rows(folder: RunFolder, journal: Journal) -> Iterator[str]:
     """Every job as JSON that is safe inside a script element."""
-    left = EMBEDDED
+    left, outputs = EMBEDDED, _outputs(folder)
     for row in jobs(journal):
         if row.get("state") == "done" and "output" in row:
-            row["href"] = "outputs/" + quote(row["output"])
+            row["href"] = outputs + quote(row["output"])
             row["again"] = "batchgen rerender " + shlex.quote(str(folder.outputs / row["output"]))
-            thumbnail = _thumbnail(folder.outputs / row["output"]) if left > 0 else None
-            if thumbnail is not None:
-                row["thumb"] = thumbnail
+            small = _thumbnail(folder, row) if left > 0 else None
+            if small is not None:
+                row["thumb"] = small
                 left -= 1
         row["seed"] = str(row.get("seed", ""))  # beyond 2^53 a number would lose its last digits in the browser
         text = json.dumps(row, ensure_ascii=True, separators=(",", ":"))
         yield text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _thumbnail(path: Path) -> str | None:
-    """A small WebP as a data URI; None for what is no picture or cannot be opened."""
-    if path.suffix.lower() not in _PICTURES:
-        return None
-    try:
-        with Image.open(path) as picture:
-            picture.draft("RGB", (_SIDE, _SIDE))
-            small = picture.convert("RGB")
-            small.thumbnail((_SIDE, _SIDE))
-    except (OSError, ValueError, Image.DecompressionBombError):
-        return None
-    buffer = io.BytesIO()
-    small.save(buffer, "WEBP", quality=75, method=3)
-    return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+def _outputs(folder: RunFolder) -> str:
+    """Where the outputs lie, seen from the page: beside it, but for a shard whose page lies among its records in a store."""
+    run = folder.read_run() or {}
+    return "../../outputs/" if run.get("remote") and run.get("shard") else "outputs/"
+
+
+def _thumbnail(folder: RunFolder, row: Mapping[str, Any]) -> str | None:
+    """As a data URI, of the file or, where that went to a store, as kept; None for what is no picture or cannot be opened."""
+    path = folder.outputs / row["output"]
+    data = thumbnail(path) if path.exists() else Thumbnails(folder.thumbs).read(row["key"])
+    return None if data is None else "data:image/webp;base64," + base64.b64encode(data).decode("ascii")
 
 
 def write_contact_sheet(folder: RunFolder) -> Path | None:
@@ -155,8 +149,9 @@ def write_contact_sheet(folder: RunFolder) -> Path | None:
     with Journal.read(folder.journal) as journal:
         for row in jobs(journal):
             path = folder.outputs / row.get("output", "")
-            if row.get("state") == "done" and path.suffix.lower() in _PICTURES:
-                tiles.append(Tile(path, row.get("prompt", "")))
+            if row.get("state") == "done" and path.suffix.lower() in PICTURES:
+                kept = path if path.exists() else Thumbnails(folder.thumbs).path(row["key"])
+                tiles.append(Tile(kept, row.get("prompt", "")))
             if len(tiles) == LIMIT:
                 break
     if not tiles:
