@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,9 +28,9 @@ class Overlapping(NoStreams):
 
 
 @pytest.fixture
-def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(residency_module, "PREFETCH_MARGIN_BYTES", 0)  # so that megabytes tell
-    yield []
+    return []
 
 
 def runner_of(events: list[Any]) -> Runner:
