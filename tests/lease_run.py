@@ -28,8 +28,9 @@ def main() -> int:
         return error.exit_code
     print("held", flush=True)
     sys.stdin.read()
-    if lease.lost is not None:
-        print(f"lost: {lease.lost.message}", flush=True)
+    lost = lease.confirm()  # a beat may not have come since
+    if lost is not None:
+        print(f"lost: {lost.message}", flush=True)
     lease.release()
     return 0
 

@@ -122,6 +122,7 @@ def test_a_run_that_is_stopped_gives_the_address_back(tmp_path: Path, s3: StandI
     assert set(Counter(s3.puts).values()) == {1}
 
 
+@pytest.mark.long
 def test_a_run_whose_address_is_taken_over_stops_and_nothing_is_lost(tmp_path: Path, s3: StandIn, far: dict[str, str]) -> None:
     command = ("run", "list.csv", *OPTIONS, "-o", "s3://night/three")
     let_go = slowed(s3, 3)
@@ -164,6 +165,7 @@ def test_a_dead_machine_is_waited_out_for_as_long_as_it_said(tmp_path: Path, far
     assert list((tmp_path / "far/leases").iterdir()) == []
 
 
+@pytest.mark.long
 def test_shards_share_an_address_and_a_run_of_the_whole_adopts_what_they_made(tmp_path: Path, s3: StandIn, far: dict[str, str]) -> None:
     command = ("run", "list.csv", *OPTIONS, "-o", "s3://night/five")
     let_go = slowed(s3, 0)

@@ -260,7 +260,7 @@ def test_an_interrupt_ends_in_good_order_and_is_resumed(tmp_path: Path, list_fil
     os.kill(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130, (out, err)
-    assert "stopped: " in err
+    assert "stopped by SIGINT; " in err
     assert "Traceback" not in err
     assert (tmp_path / "run" / "tables" / "timings.txt").is_file()
     states = Counter(row["state"] for row in table(tmp_path / "run"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -290,9 +291,9 @@ def test_a_killed_process_of_another_machine_is_outlived_and_one_of_this_machine
     assert refused.returncode == 2
     killed(first)
     second = hold(location)
-    waited, taken, held = said_by(second)
-    assert "which may have died: waiting up to" in waited
-    assert "not renewed for 3" in taken
+    *waited, taken, held = said_by(second)
+    assert all("which may have died: waiting up to" in line for line in waited)  # none where it was slow to start
+    assert re.search(r"not renewed for \d", taken)
     assert held == "held"
     killed(second)
     third = hold(location)
@@ -312,7 +313,6 @@ def test_a_process_that_was_suspended_for_long_finds_its_lease_taken(kind: str, 
     second = hold(location, "south")
     assert said_by(second)[-1] == "held"
     first.send_signal(signal.SIGCONT)
-    time.sleep(2)
     said, _ = first.communicate("", timeout=60)
     assert said.startswith("lost: ")
     assert "on south" in said
