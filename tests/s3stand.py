@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -93,6 +94,8 @@ def stand_in(bucket: str = "night") -> Iterator[StandIn]:
     thread.start()
     botocore_stubber.enabled = False  # clients of this process speak to the server, too
     try:
+        # the objects are the process's: those of an earlier stand-in would be found under the same names
+        urllib.request.urlopen(urllib.request.Request(f"{stand.url}/moto-api/reset", method="POST"), timeout=60).close()
         stand.client.create_bucket(Bucket=bucket)
         yield stand
     finally:
