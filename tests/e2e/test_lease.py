@@ -154,6 +154,7 @@ def test_a_run_whose_address_is_taken_over_stops_and_nothing_is_lost(tmp_path: P
     assert batchgen("verify", "south", folder=tmp_path, env=far).code == 0
 
 
+@pytest.mark.long
 def test_a_dead_machine_is_waited_out_for_as_long_as_it_said(tmp_path: Path, far: dict[str, str]) -> None:
     place = f"file://{tmp_path}/far"
     terms = Terms(replace(Holder.me(), host="north", since=time.time() + 10**6), None, 3, time.time() + 10**6, 20.0)  # longer than a slow start
@@ -202,6 +203,7 @@ def test_shards_share_an_address_and_a_run_of_the_whole_adopts_what_they_made(tm
     assert len(s3.puts) == JOBS, "adopted, not rendered again"
 
 
+@pytest.mark.long
 def test_an_address_beside_another_has_its_state_where_status_looks(tmp_path: Path, far: dict[str, str]) -> None:
     place = f"file://{tmp_path}/far"
     for _ in range(2):

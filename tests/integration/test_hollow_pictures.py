@@ -23,7 +23,8 @@ def test_a_hollow_edit_of_a_picture_has_the_peaks_of_a_real_one_to_the_byte(fami
     assert_equal_to_the_byte(family, tiny_folder(family), ("image",))
 
 
-@pytest.mark.parametrize("plus", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("plus", [False, True])
 def test_the_hollow_twin_of_qwen_image_edit_has_the_peaks_of_a_real_one_to_the_byte(plus: bool, tmp_path: Path) -> None:
     # it brings every picture to about a million pixels: large enough that a second count of the picture itself would show
     with tiny.stand_in_processor():
