@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from commandline import Said, batchgen
 
 GOOD = [{"prompt": f"{number} boats", "seed": number + 1, "width": 64, "height": 64} for number in range(4)]
@@ -30,6 +31,7 @@ def status(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_a_list_that_has_faults_and_changes_raises_no_false_alarm(tmp_path: Path, tiny_folder: Any) -> None:
     model = tiny_folder("qwen_image")
     said = render(tmp_path, model, GOOD + BAD)

@@ -103,6 +103,7 @@ def test_a_second_machine_is_refused_a_killed_one_is_followed_and_each_picture_i
     assert lease_of(s3, "one") is None, "given back"
 
 
+@pytest.mark.long
 def test_a_run_that_is_stopped_gives_the_address_back(tmp_path: Path, s3: StandIn, far: dict[str, str]) -> None:
     command = ("run", "list.csv", *OPTIONS, "-o", "s3://night/two")
     let_go = slowed(s3, 2)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from commandline import Said, batchgen, environment
 from PIL import Image
 
@@ -112,6 +113,7 @@ def test_an_edit_list(tmp_path: Path) -> None:
             assert np.abs(read_pixels(output)[0].astype(int) - to_uint8(theirs)).max() <= 1, name
 
 
+@pytest.mark.long
 def test_a_list_of_several_reference_pictures_a_row(tiny_folder: TinyFolder, tmp_path: Path) -> None:
     """Some files are awkward, some rows have one picture and some three, and the bar stands with blanks and without."""
     wanted = picture_files(tmp_path / "pictures")

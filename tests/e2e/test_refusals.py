@@ -78,6 +78,7 @@ def test_other_pixel_settings_are_refused_with_their_difference(tmp_path: Path, 
     assert len(list((tmp_path / "run-2" / "outputs").iterdir())) == 1
 
 
+@pytest.mark.long
 def test_a_folder_in_which_nothing_was_rendered_holds_nobody_to_its_settings(tmp_path: Path, qwen_folder: Path) -> None:
     # the download is mended, or the settings are, and the same command goes on
     model = tmp_path / "model"

@@ -42,7 +42,7 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
     "a whole pipeline, one component at a time": ("lumina2", {"*": "component-offload"}),
 }
 
-LONG = {"the decoder stays", "three text encoders", "a whole pipeline, one component at a time"}
+LONG = {"two experts take turns", "the decoder stays", "three text encoders", "a whole pipeline, one component at a time"}
 
 
 def shape_of(family: str) -> ShapeKey:

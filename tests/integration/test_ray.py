@@ -244,6 +244,7 @@ def test_facts_of_a_cluster_of_processors_are_those_of_its_smallest_machine(node
     assert 0 < facts.devices[0].available_bytes <= facts.devices[0].total_bytes
 
 
+@pytest.mark.long
 def test_pictures_of_the_built_in_model_are_those_of_a_run_on_this_machine(nodes: Nodes, tmp_path: Path) -> None:
     nodes.keep(1)
     (tmp_path / "list.csv").write_text("prompt,seed,width,height,steps\na red star,1,64,64,3\na blue square,2,64,64,3\na ring,3,64,64,2\n")
